@@ -1,0 +1,136 @@
+"""The auditor: reads a run from the store alone, replays segments, and publishes a verdict."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import ArtifactStore
+from tasks.reporter import reporter
+from tasks.runs import RunStore, fetch_segments
+from vt_core.errors import EvidenceError, SpecError
+from vt_core.evidence.canonical import loads_strict
+from vt_core.training.environment import environment
+from vt_core.training.job import Dataset, Job, load_job
+from vt_core.training.segment import ENVIRONMENT
+from vt_core.training.session import Session
+from vt_core.training.spec import RunSpec
+from vt_core.verify.audit import Run, check_agreement, choose_segments, no_replay_verdict, open_run, verdict
+from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.replay import check_files, replay_segment
+from vt_core.verify.verdict import Divergence, Reason, SegmentResult
+
+
+class Auditor:
+    """Audits one run in a workspace of its own, which holds nothing of the trainer's."""
+
+    def __init__(
+        self, run: RunStore, workspace: Path, limits: AuditorLimits, location: str | None = None, device: str = "cpu",
+        keep: bool = False,
+    ) -> None:  # fmt: skip
+        """Prepare. ``location`` is where this auditor's own copy of the data lies."""
+        self.run, self.limits, self.location, self.device, self.keep = run, limits, location, device, keep
+        self.nonce = secrets.token_hex(16)
+        self.workspace = workspace / f"audit-{run.run_id}-{self.nonce[:8]}"
+        self.artifacts = ArtifactStore(self.workspace, run.store.dvc_remote())
+        self._folders: dict[int, Path] = {}
+        self._errors: dict[int, EvidenceError] = {}
+        self._opened: Run | None = None
+        self._session: Session | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Auditor]:
+        """Hold the DVC process; the fetched artifacts are removed at the end unless ``keep`` is set."""
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.artifacts:
+                yield self
+        finally:
+            if not self.keep:
+                shutil.rmtree(self.workspace, ignore_errors=True)
+
+    def prepare(self, choice: str) -> list[int]:
+        """Check everything that needs no replay, choose the segments and fetch them with their predecessors.
+
+        Raises EvidenceError for a finding (see :meth:`without_replay`), SpecError, StoreError or NotFound.
+        """
+        self._opened = open_run(self.run.commitments())
+        spec = self._opened.spec
+        job, dataset = self._own_copy(spec)
+        check_agreement(spec, job, dataset, self.limits)
+        self._session = Session(spec, job, dataset, self.device)
+        chosen = choose_segments(choice, self._opened, self.nonce)
+        needed = sorted({i for c in chosen for i in (c - 1, c) if i >= 0})
+        reporter.get().message(f"fetching the artifacts of {len(needed)} segments from {self.run.store.url}")
+        self.artifacts.init()
+        self._folders, self._errors = fetch_segments(
+            self.artifacts, [self._opened.records[i] for i in needed], self.workspace / "evidence"
+        )
+        return chosen
+
+    def replay(self, index: int) -> SegmentResult:
+        """Replay one segment. Never raises for bad evidence."""
+        run, session = self._prepared()
+        record = run.records[index]
+        for i in (index, index - 1):
+            if i in self._errors:
+                error = self._errors[i]
+                return SegmentResult(
+                    index, record.first_step, record.last_step, Reason(error.reason), str(error), Divergence(i)
+                )
+        report = reporter.get()
+        report.start(f"replay of segment {index}", record.last_step - record.first_step + 1)
+        start = (run.records[index - 1], self._folders[index - 1]) if index else None
+        with session.open():
+            return replay_segment(
+                session, record, self._folders[index], start, self.limits, lambda step: report.advance()
+            )
+
+    def conclude(self, results: Sequence[SegmentResult]) -> dict[str, Any]:
+        """Return the verdict over the replayed segments and store it."""
+        run, session = self._prepared()
+        plain = verdict(
+            run, results, self.limits, self.nonce, environment(str(session.device)), self._trainer_environments(run)
+        )
+        return self._publish(plain)
+
+    def without_replay(self, error: EvidenceError) -> dict[str, Any]:
+        """Return the verdict for a finding that needed no replay, and store it."""
+        return self._publish(no_replay_verdict(self.run.run_id, error))
+
+    def _publish(self, plain: dict[str, Any]) -> dict[str, Any]:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name = self.run.publish_verdict({**plain, "time": stamp}, stamp)
+        return {**plain, "time": stamp, "stored_as": name}
+
+    def _own_copy(self, spec: RunSpec) -> tuple[Job, Dataset]:
+        try:
+            job = load_job(spec.reference, dict(spec.args))
+        except SpecError as error:
+            raise EvidenceError(
+                "environment_unsupported", f"this auditor cannot load the job {spec.reference!r}: {error}"
+            ) from error
+        return job, job.dataset(self.location)
+
+    def _prepared(self) -> tuple[Run, Session]:
+        if self._opened is None or self._session is None:
+            raise SpecError("prepare() comes first")
+        return self._opened, self._session
+
+    def _trainer_environments(self, run: Run) -> dict[str, Any]:
+        """Return what the trainer says it ran on, per distinct environment: the first segment and the record."""
+        seen: dict[str, Any] = {}
+        for index, folder in sorted(self._folders.items()):
+            try:
+                check_files(run.records[index], folder)
+                record = loads_strict((folder / ENVIRONMENT).read_bytes(), ENVIRONMENT, 1 << 20)
+            except (EvidenceError, OSError):
+                continue
+            if record not in seen.values():
+                seen[f"from_segment_{index}"] = record
+        return seen

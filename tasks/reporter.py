@@ -1,0 +1,35 @@
+"""How tasks tell a person what they are doing, without knowing whether a terminal, a log or nobody listens."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Receives progress; implementations live with the CLI."""
+
+    def start(self, label: str, total: int) -> None:
+        """Start a part of ``total`` steps."""
+
+    def advance(self, note: str = "") -> None:
+        """One step of the current part is done."""
+
+    def message(self, text: str) -> None:
+        """Say one line."""
+
+
+class Silent:
+    """Reports to nobody."""
+
+    def start(self, label: str, total: int) -> None:
+        """Ignore."""
+
+    def advance(self, note: str = "") -> None:
+        """Ignore."""
+
+    def message(self, text: str) -> None:
+        """Ignore."""
+
+
+reporter: ContextVar[Reporter] = ContextVar("reporter", default=Silent())

@@ -1,0 +1,158 @@
+"""A run in the store: names of its objects, reading and publishing its commitments and artifacts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import ArtifactStore, Pointer
+from tasks.store import Store
+from vt_core.errors import AlreadyExists, EvidenceError, NotFound, SpecError
+from vt_core.evidence.canonical import dumps
+from vt_core.evidence.digests import sha256_bytes
+from vt_core.evidence.records import Seal, SegmentRecord, parse_segment
+from vt_core.verify.audit import Commitments
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_run_id(run_id: str) -> str:
+    """Return a valid run id; SpecError otherwise."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise SpecError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+    return run_id
+
+
+def segment_folder(index: int) -> str:
+    """Return the name of a segment's artifact folder."""
+    return f"segment-{index:05d}"
+
+
+class RunStore:
+    """One run in one store."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        """Name a run; nothing is read yet."""
+        self.store, self.run_id = store, check_run_id(run_id)
+        self._base = f"runs/{self.run_id}"
+
+    def commitments(self) -> Commitments:
+        """Read all commitments. Raises NotFound if the run does not exist, StoreError for the store's troubles."""
+        names = set(self.store.commitments.list(f"{self._base}/"))
+        if not names:
+            raise NotFound(f"there is no run {self.run_id!r} in {self.store.url}; 'vt show' lists the runs")
+        segments = []
+        while self._segment(len(segments)) in names:
+            segments.append(self._read(self._segment(len(segments))))
+        return Commitments(
+            self.run_id,
+            self._read(f"{self._base}/spec.json") if f"{self._base}/spec.json" in names else None,
+            segments,
+            self._read(f"{self._base}/seal.json") if f"{self._base}/seal.json" in names else None,
+        )
+
+    def published(self) -> list[SegmentRecord]:
+        """Return the records of the segments published so far, in order."""
+        records: list[SegmentRecord] = []
+        while self.store.commitments.exists(self._segment(len(records))):
+            name = self._segment(len(records))
+            records.append(parse_segment(self._read(name), name))
+        return records
+
+    def spec(self) -> bytes | None:
+        """Return the published spec, None if there is none."""
+        try:
+            return self._read(f"{self._base}/spec.json")
+        except NotFound:
+            return None
+
+    def seal(self) -> bytes | None:
+        """Return the published seal, None if there is none."""
+        try:
+            return self._read(f"{self._base}/seal.json")
+        except NotFound:
+            return None
+
+    def publish_spec(self, data: bytes) -> None:
+        """Publish the spec, or check that the one published is the same. Raises SpecError if another is there."""
+        self._create_same(f"{self._base}/spec.json", data, "was started with other parameters")
+
+    def publish_segment(self, record: SegmentRecord) -> None:
+        """Commit to a segment. Raises SpecError if another trainer has published another segment in its place."""
+        self._create_same(self._segment(record.index), record.to_bytes(), f"has another segment {record.index} already")
+
+    def publish_seal(self, seal: Seal) -> None:
+        """Seal the run."""
+        self._create_same(f"{self._base}/seal.json", seal.to_bytes(), "was sealed with another result")
+
+    def publish_verdict(self, verdict: Mapping[str, Any], stamp: str) -> str:
+        """Store a verdict under the time it was given and its digest; returns its name."""
+        data = dumps(verdict)
+        name = f"{self._base}/verdicts/{stamp}-{sha256_bytes(data)[:16]}.json"
+        try:
+            self.store.commitments.create(name, data)
+        except AlreadyExists:
+            pass  # the same bytes: the name holds their digest
+        return name
+
+    def verdicts(self) -> list[str]:
+        """Return the names of the verdicts, oldest first."""
+        return self.store.commitments.list(f"{self._base}/verdicts/")
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of one of the run's objects."""
+        return self._read(name)
+
+    def _segment(self, index: int) -> str:
+        return f"{self._base}/segments/{index:05d}.json"
+
+    def _read(self, name: str) -> bytes:
+        return self.store.commitments.read(name)
+
+    def _create_same(self, name: str, data: bytes, otherwise: str) -> None:
+        try:
+            self.store.commitments.create(name, data)
+        except AlreadyExists:
+            if self._read(name) != data:
+                raise SpecError(
+                    f"run {self.run_id!r} in {self.store.url} {otherwise}. Choose another --run-id, or give the "
+                    f"parameters it was started with."
+                ) from None
+
+
+def list_runs(store: Store) -> list[str]:
+    """Return the ids of all runs in a store, sorted."""
+    return sorted({name.split("/")[1] for name in store.commitments.list("runs/") if name.count("/") >= 2})
+
+
+def fetch_segments(
+    artifacts: ArtifactStore, records: Iterable[SegmentRecord], into: Path
+) -> tuple[dict[int, Path], dict[int, EvidenceError]]:
+    """Fetch the artifacts of segments in one pull; what is missing or corrupt is fetched around.
+
+    Returns the folder of each segment that arrived, and the error of each that did not. Raises StoreError if the
+    store itself cannot be reached.
+    """
+    folders: dict[int, Path] = {}
+    errors: dict[int, EvidenceError] = {}
+    wanted: dict[int, Pointer] = {}
+    for record in records:
+        try:
+            wanted[record.index] = Pointer.from_json(dict(record.pointer))
+        except EvidenceError as error:
+            errors[record.index] = error
+    try:
+        artifacts.fetch({segment_folder(i): p for i, p in wanted.items()}, into)
+        folders = {i: into / segment_folder(i) for i in wanted}
+    except EvidenceError:
+        for index, pointer in wanted.items():  # one is bad: find out which
+            try:
+                artifacts.fetch({segment_folder(index): pointer}, into)
+                folders[index] = into / segment_folder(index)
+            except EvidenceError as error:
+                errors[index] = error
+    return folders, errors
+
+

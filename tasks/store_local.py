@@ -1,0 +1,177 @@
+"""Append-only commitments in a local directory, by exclusive create.
+
+An object is written to a hidden temporary file of the same directory, synced, and then *linked* to its name:
+``link`` fails if the name is taken, and it is atomic, so a reader sees the whole object or none even if the
+writer is killed. What a killed writer leaves behind is one hidden file that nothing reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from urllib.parse import quote
+
+from tasks.store import MAX_COMMITMENT_BYTES, check_name, check_prefix
+from vt_core.errors import AlreadyExists, EvidenceError, NotFound, StoreError
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+
+
+class LocalCommitments:
+    """The objects below ``root``; ``root``'s parent must exist for reading, and both are made by the first
+    write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def url(self) -> str:
+        """The directory as a ``file://`` URL."""
+        return "file://" + quote(str(self._root))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Store ``data`` under ``name``, durably; see :class:`tasks.store.CommitmentStore`."""
+        path = self._root / check_name(name)
+        if len(data) > MAX_COMMITMENT_BYTES:
+            raise StoreError(f"cannot store {name}: {len(data)} bytes exceed {MAX_COMMITMENT_BYTES}")
+        with self._errors(f"store {name}"):
+            _make_directory(path.parent)
+            temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
+            try:
+                _write_synced(temporary, data)
+                _link(temporary, path, name, self.url)
+            finally:
+                temporary.unlink(missing_ok=True)
+            # The name itself must survive a power cut, or a later writer could take it.
+            _sync_directory(path.parent)
+
+    def read(self, name: str, max_bytes: int = MAX_COMMITMENT_BYTES) -> bytes:
+        """Return the object ``name``; see :class:`tasks.store.CommitmentStore`."""
+        with self._open(name) as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise EvidenceError("evidence_malformed", f"{name} has more than {max_bytes} bytes", object=name)
+        return data
+
+    def exists(self, name: str) -> bool:
+        """Tell whether the object ``name`` is there; see :class:`tasks.store.CommitmentStore`."""
+        try:
+            with self._open(name):
+                return True
+        except NotFound:
+            return False
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Return the sorted names that begin with ``prefix``; see :class:`tasks.store.CommitmentStore`."""
+        check_prefix(prefix)
+        start = self._root / prefix.rpartition("/")[0]
+        names: list[str] = []
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # nothing stored yet
+                raise error
+
+        with self._errors(f"list {prefix or 'all objects'}"):
+            self._check_store("list")
+            for directory, subdirectories, files in os.walk(start, onerror=fail):
+                subdirectories[:] = [d for d in subdirectories if not d.startswith(".")]
+                base = Path(directory).relative_to(self._root)
+                names += [(base / file).as_posix() for file in files if not file.startswith(".")]
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def hash(self, name: str, algorithm: str) -> str:
+        """Return the hex digest of the object ``name``; see :class:`tasks.store.CommitmentStore`."""
+        with self._open(name) as file:
+            return hashlib.file_digest(
+                file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+            ).hexdigest()
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[BufferedReader]:
+        path = self._root / check_name(name)
+        with self._errors(f"read {name}"):
+            self._check_store(f"read {name}")
+            try:
+                # A link could lead out of the store, to any file that this process may read.
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise NotFound(f"there is no {name} in {self.url}") from error
+            try:
+                mode = os.fstat(fd).st_mode
+                if stat.S_ISDIR(mode):
+                    raise NotFound(f"there is no {name} in {self.url}: it is a directory")
+                # A linked directory on the way could lead out of the store as well.
+                inside = path.parent.resolve().is_relative_to(self._root.resolve())
+                if not stat.S_ISREG(mode) or not inside:
+                    raise StoreError(f"{name} in {self.url} is not a regular file inside the store")
+                with os.fdopen(fd, "rb", closefd=False) as file:
+                    yield file
+            finally:
+                os.close(fd)
+
+    def _check_store(self, doing: str) -> None:
+        if not self._root.parent.is_dir():
+            raise StoreError(
+                f"cannot {doing}: there is no store at {self._root.parent} (no such directory); "
+                "check the path, or make the directory for a new store"
+            )
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise StoreError(f"cannot {doing} in {self.url}: it is a symbolic link") from error
+            raise StoreError(
+                f"cannot {doing} in {self.url}: {error.strerror or error}; check the directory's permissions "
+                "and free space"
+            ) from error
+
+
+def _make_directory(directory: Path) -> None:
+    """Make ``directory`` and its parents, each entry synced to the disk."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync_directory(directory.parent)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    # Read-only: nobody has a reason to edit a commitment.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: Path, path: Path, name: str, url: str) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{name} exists already in {url}; commitments are never overwritten") from error
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise StoreError(
+                f"cannot store {name} in {url}: the file system has no hard links, which exclusive "
+                "creation needs; put the store on a native file system or use s3://"
+            ) from error
+        raise
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

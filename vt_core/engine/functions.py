@@ -1,0 +1,95 @@
+"""Composite functions that PyTorch decomposes differently on each device get one common form here.
+
+``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels
+that differ by device, shape and version. A ``TorchFunctionMode`` replaces both before they reach autograd, so
+that every device runs the same sequence of ATen operations. No model is edited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Zero elements with probability ``p`` and scale the others by 1 / (1 - p): ``native_dropout``."""
+    if not training or p == 0.0:
+        return input
+    result = torch.native_dropout(input, p, True)[0]
+    return input.copy_(result) if inplace else result
+
+
+def dropout_(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """In-place form of :func:`dropout`."""
+    return dropout(input, p, training, inplace=True)
+
+
+def torch_dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """``torch.dropout``: :func:`dropout` with its own argument names."""
+    return dropout(input, p, train)
+
+
+def torch_dropout_(input: Tensor, p: float, train: bool) -> Tensor:
+    """``torch.dropout_``: in place."""
+    return dropout(input, p, train, inplace=True)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention by its definition: softmax(q k^T * scale + mask) v.
+
+    Shapes: query (..., L, E), key (..., S, E), value (..., S, Ev); returns (..., L, Ev). Same semantics as
+    ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    if is_causal:
+        keep = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~keep, float("-inf"))
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        else:
+            scores = scores + attn_mask
+    weights = dropout(torch.softmax(scores, dim=-1), dropout_p)
+    return weights @ value
+
+
+_REPLACED: dict[Any, Callable[..., Tensor]] = {
+    F.dropout: dropout,
+    torch.dropout: torch_dropout,
+    torch.dropout_: torch_dropout_,
+    F.scaled_dot_product_attention: attention,
+}
+
+
+class CommonForms(TorchFunctionMode):
+    """Replace the functions above wherever a model calls them."""
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the common form of ``func`` if it has one, else ``func`` itself."""
+        common = _REPLACED.get(func)
+        if common is not None:
+            # The mode is off inside this method; the replacement must run under it as well.
+            with self:
+                return common(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

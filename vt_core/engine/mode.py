@@ -1,0 +1,287 @@
+"""The dispatch mode: sees every ATen operation of a step and gives each the treatment of its class.
+
+Forward, backward, buffers and optimizer all pass through ``VerifiedMode.__torch_dispatch__``, so no model is
+edited and no list of layers is kept. The five classes and why they are needed: ``opclass.py``; what happens at a
+rounding site: ``rounding.py``. A treatment is a function in ``VerifiedMode.treatments`` and can be swapped
+per class (``contractions: exact`` will swap the one of the contractions).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vt_core.engine import canonical, random_ops
+from vt_core.engine.modules import ModuleTracker
+from vt_core.engine.opclass import Treatment, refusal
+from vt_core.engine.plans import REFINED, Plan, by_name, make_plan, refine
+from vt_core.engine.rounding import Rounding
+from vt_core.engine.scale import scale_floors
+from vt_core.engine.streams import Streams
+from vt_core.engine.trace import Trace
+from vt_core.errors import PrecisionError, UnsupportedOperation
+from vt_core.numerics import OpClass
+
+_FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+
+TreatmentFunction = Callable[["VerifiedMode", Plan, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass
+class Moment:
+    """Where a step stands: names the streams of randomness."""
+
+    epoch: int = 0
+    step: int = 0
+    draws: int = 0
+
+
+class VerifiedMode(TorchDispatchMode):
+    """Dispatch mode of one training session; see the module's docstring.
+
+    ``compute`` is the dtype that every floating tensor of a step must have; with ``promote`` a tensor that falls
+    below it is brought back, without it that is a :class:`PrecisionError`. ``skip_random`` serves zeros for
+    random operations: for rebuilding a model whose values are loaded afterwards.
+    """
+
+    def __init__(
+        self, compute: torch.dtype, rounding: Rounding, streams: Streams, tracker: ModuleTracker, promote: bool
+    ) -> None:
+        super().__init__()
+        self.compute, self.rounding, self.streams, self.tracker = compute, rounding, streams, tracker
+        self.promote = promote
+        self.skip_random = False
+        self.trace = Trace()
+        self.moment = Moment()
+        self.drawn: list[weakref.ref[Tensor]] = []  # what random operations returned while the model was built
+        self.last_writer: dict[int, str] = {}  # storage address -> last operation that wrote it in place
+        self.treatments: dict[Treatment | OpClass, TreatmentFunction] = {
+            Treatment.EXACT: _exact,
+            Treatment.CANONICAL: _canonical,
+            Treatment.INEXACT: _inexact,
+            Treatment.RANDOM: _random,
+            Treatment.REFUSED: _refused,
+        }
+        self._plans: dict[Any, Plan] = {}
+
+    def begin_step(self, epoch: int, step: int) -> None:
+        """Start a step: its streams, its trace and its sites count from zero."""
+        self.moment = Moment(epoch, step)
+        self.trace.begin()
+        self.tracker.begin_step()
+        self.last_writer.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one ATen operation under its treatment."""
+        kwargs = kwargs or {}
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = make_plan(func)
+        if plan.treatment is Treatment.VIEW:
+            return func(*args, **kwargs)
+        if not plan.known:
+            raise UnsupportedOperation(
+                plan.full_name, self.tracker.current(), "it is a custom kernel that nobody has proven",
+                "Write it with PyTorch's own operations.",
+            )  # fmt: skip
+        self.tracker.note()
+        if plan.rounds_scalars:
+            args, kwargs = _round_scalars(args), {k: _round_scalar(v) for k, v in kwargs.items()}
+        if self.promote:
+            args, kwargs = self._promote_dtypes(args, kwargs)
+        treatment = refine(plan, by_name(plan, args, kwargs)) if plan.name in REFINED else plan.treatment
+        run = None
+        if treatment is Treatment.INEXACT:
+            run = self.treatments.get(plan.op_class)  # a swapped strategy for one op class
+        result = (run or self.treatments[treatment])(self, plan, func, args, kwargs)
+        result = self._check_precision(plan, result)
+        self.trace.record(plan.full_name, result)
+        return result
+
+    # What treatments call
+
+    def place(self, plan: Plan) -> Callable[[], tuple[str, str]]:
+        """Return a function that names the current operation and module, called only for a finding."""
+        return lambda: (plan.full_name, self.tracker.current())
+
+    def put_on_grid(self, plan: Plan, tensor: Tensor) -> None:
+        """Round a result that is the same on every machine, without a log."""
+        self.rounding.plain(tensor, self.place(plan))
+
+    def mutated(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the floating tensors that this call writes."""
+        found: list[Tensor] = []
+        for position, name in plan.mutated:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, Tensor) and tensor.dtype in _FLOATS:
+                    found.append(tensor)
+                    self.last_writer[tensor.untyped_storage().data_ptr()] = plan.full_name
+        return found
+
+    # Precision
+
+    def _check_precision(self, plan: Plan, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            if result.dtype is self.compute or not (result.dtype.is_floating_point or result.dtype.is_complex):
+                return result
+            if self.promote and result.dtype in _FLOATS and not plan.in_place:
+                return result.to(self.compute)
+            raise PrecisionError(
+                f"{plan.full_name} in module {self.tracker.current()!r} made a {result.dtype} tensor while the compute "
+                f"precision is {self.compute}. Remove the hard-coded dtype there (.float(), dtype=...), or set "
+                f"'promote: true' in the run's parameters to bring such tensors back to the compute precision."
+            )
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._check_precision(plan, item) for item in result)
+        return result
+
+    def _promote_dtypes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def promoted(value: Any) -> Any:
+            return self.compute if isinstance(value, torch.dtype) and value in _FLOATS else value
+
+        return tuple(promoted(a) for a in args), {k: promoted(v) for k, v in kwargs.items()}
+
+
+def _round_scalar(value: Any) -> Any:
+    """Round a Python float to float32.
+
+    Learning rates, bias corrections and betas come from ``pow`` and ``cos`` of the C library, which differ in
+    the last bit between machines; values that float32 cannot hold (finfo.min as a mask) stay as they are.
+    """
+    if type(value) is float and _FLOAT32_TINY <= abs(value) <= _FLOAT32_MAX:
+        return float(np.float32(value))
+    return value
+
+
+def _round_scalars(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    for value in args:
+        if type(value) is float:
+            return tuple(_round_scalar(v) for v in args)
+    return args
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [t for t in result if isinstance(t, Tensor)] if isinstance(result, (tuple, list)) else []
+
+
+def _exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leave the result as it is; what is written in place is put on the grid, so that state stays on it.
+
+    A 0-dimensional tensor is left alone: it is a counter (Adam's step), exact in the compute precision.
+    """
+    result = func(*args, **kwargs)
+    if plan.in_place and not plan.keeps_grid:
+        for tensor in mode.mutated(plan, args, kwargs):
+            if tensor.dim() > 0:
+                mode.put_on_grid(plan, tensor)
+    return result
+
+
+def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = by_name(plan, args, kwargs)
+    out = arguments.pop("out", None)
+    if not any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in arguments.values()):
+        return func(*args, **kwargs)  # integers: exact as they are
+    value = canonical.apply_form(plan.name, arguments)
+    if value is None:
+        return _inexact(mode, plan, func, args, kwargs)
+    targets = mode.mutated(plan, args, kwargs)
+    if not targets:
+        mode.put_on_grid(plan, value)
+        return value
+    target = targets[0] if out is None else out
+    target.copy_(value)
+    if target.dim() > 0:
+        mode.put_on_grid(plan, target)
+    return target
+
+
+def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Round every floating output and every floating argument that was written, with the interval log."""
+    arguments = by_name(plan, args, kwargs)
+    written = mode.mutated(plan, args, kwargs)
+    floors = None if written else scale_floors(plan.name, arguments, 3)
+    result = func(*args, **kwargs)
+    place = mode.place(plan)
+    done: set[int] = set()
+    for i, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+        if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
+            floor = floors[i] if floors is not None and i < len(floors) else 0.0
+            mode.rounding.inexact(tensor, plan.op_class, floor, place)
+            done.add(id(tensor))
+    for tensor in written:
+        if id(tensor) not in done and tensor.numel():
+            mode.rounding.inexact(tensor, plan.op_class, 0.0, place)
+            done.add(id(tensor))
+    return result
+
+
+def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = by_name(plan, args, kwargs)
+    if arguments.get("generator") is not None:
+        raise UnsupportedOperation(
+            plan.full_name, mode.tracker.current(), "it names a generator of its own, which the engine cannot serve",
+            "Leave out generator=: randomness comes from the run's seed.",
+        )  # fmt: skip
+    moment = mode.moment
+    stream = mode.streams.stream("op", epoch=moment.epoch, step=moment.step, site=moment.draws)
+    moment.draws += 1
+    if plan.name == "native_dropout":
+        return _dropout(mode, plan, arguments, stream)
+    if plan.name == "multinomial":
+        return random_ops.multinomial(
+            arguments["self"], arguments["num_samples"], arguments.get("replacement", False), stream
+        )
+    targets = mode.mutated(plan, args, kwargs)
+    # Out of place: let PyTorch work out shape, dtype and layout, and overwrite what it drew.
+    result = (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
+    if result is None:
+        result = targets[0]
+    if moment.step == 0:
+        mode.drawn.append(weakref.ref(result))
+    if mode.skip_random:
+        return result.zero_() if plan.name != "randperm" else result
+    try:
+        drawn = random_ops.draw(plan.name, result, arguments, stream)
+    except NotImplementedError:
+        raise UnsupportedOperation(
+            plan.full_name, mode.tracker.current(), "it has no counter-based form here", "Build it from torch.rand."
+        ) from None
+    result.copy_(drawn.values)
+    if result.dtype is mode.compute and result.numel():
+        if drawn.inexact:
+            mode.rounding.inexact(result, OpClass.OTHER, 0.0, mode.place(plan))
+        else:
+            mode.put_on_grid(plan, result)
+    return result
+
+
+def _dropout(mode: VerifiedMode, plan: Plan, arguments: dict[str, Any], stream: Any) -> tuple[Tensor, Tensor]:
+    x, p = arguments["input"], arguments["p"]
+    if arguments.get("train") is False:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = stream.uniform(x.numel()).reshape(tuple(x.shape)) >= p
+    mask = torch.from_numpy(kept).to(x.device)
+    scale = 0.0 if p == 1.0 else _round_scalar(1.0 / (1.0 - p))
+    value = x * mask * scale
+    mode.put_on_grid(plan, value)
+    return value, mask
+
+
+def _refused(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    why, remedy = refusal(plan.name) or ("it is not supported", "")
+    raise UnsupportedOperation(plan.full_name, mode.tracker.current(), why, remedy)

@@ -1,0 +1,151 @@
+"""Random operations, served from the counter-based streams and never from the device's own generator.
+
+Each form returns the values that the operation asks for, in logical (row-major) order. What needs only exact
+operations (uniform, Bernoulli, integers, permutations) is the same on every machine; normal and exponential
+values go through ``log`` and ``cos`` and are marked inexact, so the engine rounds them with a log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vt_core.engine.streams import Stream
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Values of a random operation; ``inexact`` if they went through functions without a defined last bit."""
+
+    values: Any
+    inexact: bool = False
+
+
+def _float(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.from_numpy(values.reshape(tuple(shape))).to(device=device, dtype=dtype)
+
+
+def _uniform(like: Tensor, stream: Stream, low: float = 0.0, high: float = 1.0) -> Tensor:
+    unit = _float(stream.uniform(like.numel()), like.shape, like.dtype, like.device)
+    return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
+
+
+def _bernoulli(like: Tensor, p: Tensor | float, stream: Stream) -> Tensor:
+    # Compared in float64 whatever the compute dtype: 2^-53 steps do not survive a narrower one.
+    unit = torch.from_numpy(stream.uniform(like.numel()).reshape(tuple(like.shape)))
+    bound = p.detach().to(device="cpu", dtype=torch.float64) if isinstance(p, Tensor) else p
+    return (unit < bound).to(device=like.device, dtype=like.dtype)
+
+
+def _normal(like: Tensor, stream: Stream) -> Tensor:
+    return _float(stream.normal(like.numel()), like.shape, like.dtype, like.device)
+
+
+def _integers(like: Tensor, low: int, high: int, stream: Stream) -> Tensor:
+    if high <= low:
+        raise RuntimeError(f"random integers need low < high, not {low} and {high}")
+    drawn = stream.integers(like.numel(), high - low) + low
+    return torch.from_numpy(drawn.reshape(tuple(like.shape))).to(device=like.device, dtype=like.dtype)
+
+
+def _random_range(like: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
+    """Range of ``Tensor.random_``: [from, to), or all integers that the dtype holds exactly."""
+    low, high = arguments.get("from") or 0, arguments.get("to")
+    if high is None:
+        high = 2 ** round(-math.log2(torch.finfo(like.dtype).eps) + 1) if like.is_floating_point() else (
+            torch.iinfo(like.dtype).max
+        )
+    return int(low), int(high)
+
+
+def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream) -> Drawn:
+    """Draw the values of random operation ``name`` for an output like ``like`` (shape, dtype, device).
+
+    ``arguments`` are the operation's arguments by schema name. Raises NotImplementedError for a form that is
+    not known, which the engine reports as a refused operation.
+    """
+    form = _FORMS.get(name)
+    if form is None:
+        raise NotImplementedError(name)
+    return form(like, arguments, stream)
+
+
+def _draw_uniform(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(_uniform(like, stream, a.get("from", 0.0), a.get("to", 1.0)))
+
+
+def _draw_bernoulli(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    p = a.get("p")  # bernoulli(self) takes its probabilities from self
+    return Drawn(_bernoulli(like, a["self"] if p is None else p, stream))
+
+
+def _draw_normal(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(_normal(like, stream) * a.get("std", 1.0) + a.get("mean", 0.0), inexact=True)
+
+
+def _draw_integers(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(_integers(like, int(a.get("low", 0) or 0), int(a["high"]), stream))
+
+
+def _draw_random(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(_integers(like, *_random_range(like, a), stream))
+
+
+def _draw_permutation(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(torch.from_numpy(stream.permutation(int(a["n"]))).to(device=like.device, dtype=like.dtype))
+
+
+def _exponential(like: Tensor, rate: float, stream: Stream) -> Tensor:
+    values = -np.log1p(-stream.uniform(like.numel())) / rate
+    return _float(values, like.shape, like.dtype, like.device)
+
+
+def _draw_exponential(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+    return Drawn(_exponential(like, float(a.get("lambd", 1.0)), stream), inexact=True)
+
+
+_FORMS: dict[str, Callable[[Tensor, dict[str, Any], Stream], Drawn]] = {
+    "uniform": _draw_uniform,
+    "rand": _draw_uniform,
+    "rand_like": _draw_uniform,
+    "bernoulli": _draw_bernoulli,
+    "normal": _draw_normal,
+    "normal_functional": _draw_normal,
+    "randn": _draw_normal,
+    "randn_like": _draw_normal,
+    "randint": _draw_integers,
+    "randint_like": _draw_integers,
+    "random": _draw_random,
+    "randperm": _draw_permutation,
+    "exponential": _draw_exponential,
+}
+
+
+def multinomial(weights: Tensor, count: int, replacement: bool, stream: Stream) -> Tensor:
+    """Draw category numbers, shape (..., count), int64, in proportion to ``weights`` (..., categories).
+
+    With replacement: inverse of the exact cumulative sum (in Python integers via float64 partial sums of
+    weights scaled to 32 bits). Without: repeated draws with the chosen weight set to zero.
+    """
+    rows = weights.detach().to(device="cpu", dtype=torch.float64).reshape(-1, weights.shape[-1]).numpy()
+    if not np.isfinite(rows).all() or (rows < 0).any() or (rows.sum(axis=1) <= 0).any():
+        raise RuntimeError("multinomial needs finite, nonnegative weights with a positive sum in each row")
+    # Integers make the cumulative sums exact, so the draw is the same on every machine.
+    scaled = np.floor(rows / rows.max(axis=1, keepdims=True) * 2.0**32).astype(np.int64)
+    chosen = np.empty((len(rows), count), dtype=np.int64)
+    for i, row in enumerate(scaled):
+        for j in range(count):
+            total = int(row.sum())
+            if total <= 0:
+                raise RuntimeError("multinomial without replacement: more draws than nonzero weights")
+            target = int(stream.integers(1, total)[0])
+            chosen[i, j] = int(np.searchsorted(np.cumsum(row), target, side="right"))
+            if not replacement:
+                row[chosen[i, j]] = 0
+    return torch.from_numpy(chosen.reshape(*weights.shape[:-1], count)).to(weights.device)

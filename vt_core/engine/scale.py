@@ -1,0 +1,73 @@
+"""A lower bound for the scale of a result, taken from the operation's inputs.
+
+The tolerance is relative to the largest magnitude of the result. Where a sum cancels as a whole, that magnitude
+is itself rounding noise, and a tolerance relative to it is too narrow: the gradient of a bias in front of a
+batch norm, or of a key projection's bias in front of a softmax, is zero in exact arithmetic. The error of a sum
+is relative to its *terms*, so for sums of products the scale never falls below the size of a single term. The inputs are
+equal to the bit on both sides, so both compute the same bound.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from vt_core.numerics import max_magnitude
+
+_PRODUCTS = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "mv": ("self", "vec"),
+    "dot": ("self", "tensor"),
+    "vdot": ("self", "other"),
+    "addmm": ("mat1", "mat2"),
+    "addbmm": ("batch1", "batch2"),
+    "baddbmm": ("batch1", "batch2"),
+    "addmv": ("mat", "vec"),
+    "convolution": ("input", "weight"),
+    "linear": ("input", "weight"),
+}
+_NORM_BACKWARD = {
+    "native_layer_norm_backward": "grad_out",
+    "native_group_norm_backward": "grad_out",
+    "native_batch_norm_backward": "grad_out",
+    "_fused_rms_norm_backward": "grad_out",
+}
+
+
+def scale_floors(name: str, arguments: dict[str, Any], outputs: int) -> tuple[float, ...]:
+    """Return a lower bound of the scale (a magnitude, finite, >= 0) for each of the operation's outputs."""
+    if name in _PRODUCTS:
+        a, b = _PRODUCTS[name]
+        return (_product(arguments[a], arguments[b]),) * outputs
+    if name in ("sum", "mean", "cumsum"):
+        return (_sum(arguments["self"], outputs_numel=None, mean=name == "mean"),) * outputs
+    if name == "convolution_backward":
+        grad = arguments["grad_output"]
+        by_weight = _product(grad, arguments["weight"])
+        by_input = _product(grad, arguments["input"])
+        return (by_weight, by_input, _sum(grad, outputs_numel=grad.shape[1], mean=False))[:outputs]
+    if name in _NORM_BACKWARD:
+        largest = max_magnitude(arguments[_NORM_BACKWARD[name]])
+        return (0.0,) + (largest,) * (outputs - 1)
+    return (0.0,) * outputs
+
+
+def _product(a: Tensor, b: Tensor) -> float:
+    return _finite(max_magnitude(a) * max_magnitude(b))
+
+
+def _sum(x: Tensor, outputs_numel: int | None, mean: bool) -> float:
+    """A term's size, times sqrt(terms) / 64 for long sums, whose rounding errors add up like a random walk."""
+    largest = max_magnitude(x)
+    terms = max(1, x.numel() // (outputs_numel or 1))
+    if mean:
+        return _finite(largest / terms)
+    # terms is a bound (the sum may run over some dimensions only); a power of two keeps this exact.
+    return _finite(largest * 2.0 ** max(0, math.ceil(math.log2(terms) / 2) - 6))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,37 @@
+"""Rounding onto the target grid, with the interval log that makes the auditor's replay bit-identical.
+
+See docs/architecture.md; the rule and its proof are in ``reference``, the grids in ``grid``, tolerances in
+``policy``.
+"""
+
+from vt_core.numerics.dispatch import (
+    auditor_round_,
+    correctly_rounded_sqrt,
+    fingerprint,
+    max_magnitude,
+    round_plain_,
+    round_to_grid_,
+    trainer_round_,
+)
+from vt_core.numerics.grid import Grid
+from vt_core.numerics.policy import DEFAULT, OpClass, Tolerance, TolerancePolicy
+from vt_core.numerics.result import AuditorResult, RoundingFinding, SiteEntries, TrainerResult
+
+__all__ = [
+    "DEFAULT",
+    "AuditorResult",
+    "Grid",
+    "OpClass",
+    "RoundingFinding",
+    "SiteEntries",
+    "Tolerance",
+    "TolerancePolicy",
+    "TrainerResult",
+    "auditor_round_",
+    "correctly_rounded_sqrt",
+    "fingerprint",
+    "max_magnitude",
+    "round_plain_",
+    "round_to_grid_",
+    "trainer_round_",
+]

@@ -1,0 +1,205 @@
+"""Compiled inner loops of the interval rule (CPU). ``kernels`` is the interface; ``reference`` says what and
+why.
+
+All compiled functions that call each other live in this one file: numba's cache notices changes of a
+function's own file only. No fastmath anywhere: each line is one IEEE operation of the compute dtype, in the
+order of the reference.
+
+The loops over a block are free of branches and calls so that LLVM vectorises them. ``params`` describes the
+grid: ``(cap, max_value, smallest_binade, shift)`` with ``cap = 2**(emax+1)``, ``smallest_binade`` the bits of
+``2**emin`` as float64, and ``shift = (53 - precision) << 52``. ``rtol`` and ``absolute`` (``atol * 2**e``)
+have the dtype of ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+BLOCK = 1024
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _compiled(function: _Function) -> _Function:
+    """Compile on first call.
+
+    Cached on disk where numba finds a writable place, else for this process only.
+    """
+    try:
+        return cast(_Function, numba.njit(function, nogil=True, cache=True))
+    except RuntimeError:  # "no locator available": read-only installation and no cache directory
+        return cast(_Function, numba.njit(function, nogil=True))
+
+
+_EXPONENT_BITS = 0x7FF0000000000000
+_FACTOR = np.uint64(0x9E3779B1)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+@_compiled
+def _rnd(v: Any, params: Any) -> Any:
+    """Round float64 onto the grid, for all grids below float64.
+
+    Adding and subtracting ``c = 2**(E + 53 - precision)``, ``E`` the exponent of ``v`` (at least ``emin``),
+    makes the adder round to the grid's last place, ties to even.
+    """
+    cap, max_value, smallest_binade, shift = params
+    a = abs(v)
+    a = cap if a > cap else a
+    bits: Any = np.float64(a).view(np.int64)
+    c = np.int64(max(bits & _EXPONENT_BITS, smallest_binade) + shift).view(np.float64)
+    r = (a + c) - c
+    r = np.inf if r > max_value else r
+    return np.copysign(r, v)
+
+
+@_compiled
+def largest_bits(bits: Any, mask: Any, infinity: Any) -> Any:
+    """Return the bits of the largest finite magnitude; ``bits`` is the integer view of the tensor."""
+    best = mask - mask
+    for i in range(bits.size):
+        a = bits[i] & mask
+        best = max(best, a if a < infinity else mask - mask)
+    return best
+
+
+@_compiled
+def _is_flagged(v: Any, y: Any, rtol: Any, absolute: Any, zero_rule: Any, params: Any) -> Any:
+    """Say whether the trainer logs ``v``, whose rounding is ``y``."""
+    a = abs(v)
+    tau = a * rtol + absolute
+    low = _rnd(np.float64(v - tau), params)
+    high = _rnd(np.float64(v + tau), params)
+    return (low != high) & ((y != 0.0) | (a > tau * zero_rule)) & (a < np.inf)
+
+
+@_compiled
+def _plain_block(x: Any, start: Any, stop: Any, params: Any, out: Any) -> None:
+    for i in range(start, stop):
+        v = np.float64(x[i])
+        y = _rnd(v, params) + 0.0
+        out[i - start] = y if v == v else np.nan
+
+
+@_compiled
+def _trainer_block(
+    x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, zero_rule: Any, params: Any, out: Any
+) -> Any:
+    flagged: Any = 0
+    for i in range(start, stop):
+        v = np.float64(x[i])
+        y = _rnd(v, params) + 0.0
+        flagged += np.int64(_is_flagged(x[i], y, rtol, absolute, zero_rule, params))
+        out[i - start] = y if v == v else np.nan
+    return flagged
+
+
+@_compiled
+def _auditor_block(x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, out: Any) -> None:
+    for i in range(start, stop):
+        v = np.float64(x[i])
+        a = abs(x[i])
+        near_zero = (a <= a * rtol + absolute) & (a < np.inf)
+        y = _rnd(v, params) + 0.0
+        y = 0.0 if near_zero else y
+        out[i - start] = y if v == v else np.nan
+
+
+@_compiled
+def _fingerprint_block(y: Any, count: Any, index: Any) -> Any:
+    """Fingerprint of ``count`` grid values whose first has the row-major index ``index``, modulo 2**64."""
+    total = np.uint64(0)
+    for i in range(count):
+        bits = np.uint64(np.float32(y[i]).view(np.uint32))
+        factor = (np.uint64(2) * np.uint64(index + i) + np.uint64(1)) * _FACTOR
+        total += bits * (factor & _LOW_32)
+    return total
+
+
+@_compiled
+def fingerprint_of(y: Any, start: Any, stop: Any) -> Any:
+    """Fingerprint, modulo 2**64, of the grid values ``y[start:stop]``."""
+    return _fingerprint_block(y[start:stop], stop - start, start)
+
+
+@_compiled
+def plain(x: Any, start: Any, stop: Any, params: Any, want_fingerprint: Any) -> Any:
+    """Round ``x[start:stop]`` in place; return the fingerprint modulo 2**64."""
+    out = np.empty(BLOCK, x.dtype)
+    total = np.uint64(0)
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        _plain_block(x, begin, end, params, out)
+        x[begin:end] = out[: end - begin]
+        if want_fingerprint:
+            total += _fingerprint_block(out, end - begin, begin)
+    return total
+
+
+@_compiled
+def auditor(
+    x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, want_fingerprint: Any
+) -> Any:
+    """Round ``x[start:stop]`` in place by the rule for unlogged elements.
+
+    Return the fingerprint modulo 2**64.
+    """
+    out = np.empty(BLOCK, x.dtype)
+    total = np.uint64(0)
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        _auditor_block(x, begin, end, rtol, absolute, params, out)
+        x[begin:end] = out[: end - begin]
+        if want_fingerprint:
+            total += _fingerprint_block(out, end - begin, begin)
+    return total
+
+
+@_compiled
+def trainer(
+    x: Any,
+    start: Any,
+    stop: Any,
+    rtol: Any,
+    absolute: Any,
+    zero_rule: Any,
+    params: Any,
+    want_fingerprint: Any,
+    positions: Any,
+    values: Any,
+) -> Any:
+    """Round ``x[start:stop]`` in place and collect what is logged.
+
+    Positions (row-major) and values before rounding go to ``positions`` and ``values``. Returns how many, the
+    index of the first element not handled (less than ``stop`` if the arrays, of at least one block, are
+    full), and the fingerprint modulo 2**64.
+    """
+    out = np.empty(BLOCK, x.dtype)
+    total = np.uint64(0)
+    count = 0
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        flagged = _trainer_block(x, begin, end, rtol, absolute, zero_rule, params, out)
+        if flagged:
+            if count + flagged > positions.size:
+                return count, begin, total
+            for i in range(begin, end):
+                if _is_flagged(x[i], np.float64(out[i - begin]), rtol, absolute, zero_rule, params):
+                    positions[count] = i
+                    values[count] = x[i]
+                    count += 1
+        x[begin:end] = out[: end - begin]
+        if want_fingerprint:
+            total += _fingerprint_block(out, end - begin, begin)
+    return count, stop, total
+
+
+@_compiled
+def square_root(x: Any, out: Any) -> None:
+    """Elementwise square root by the processor's instruction, correctly rounded by IEEE 754."""
+    for i in range(x.size):
+        out[i] = np.sqrt(x[i])

@@ -1,0 +1,122 @@
+"""The tolerance policy: how far two honest machines may differ, by class of operation.
+
+``tau(x) = rtol * |x| + atol * 2**e`` with ``2**e`` the smallest power of two at or above the largest finite
+magnitude of the tensor (DESIGN section 2). Both tolerances are powers of two, so that ``tau`` is computed
+with one rounding only, and a policy is a handful of small integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vt_core.errors import SpecError
+
+# The completeness proof (see ``reference``) needs tau to change by less than 1/1000 - 2**-11 when x moves by
+# tau.
+LARGEST_EXPONENT = -12
+SMALLEST_EXPONENT = -60
+
+
+class OpClass(StrEnum):
+    """Classes of inexact operations that share a tolerance."""
+
+    CONTRACTION = "contraction"
+    REDUCTION = "reduction"
+    TRANSCENDENTAL = "transcendental"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``rtol = 2**rtol_exp`` (0 if ``rtol_exp`` is None) and ``atol = 2**atol_exp``.
+
+    SpecError out of range.
+    """
+
+    rtol_exp: int | None
+    atol_exp: int
+
+    def __post_init__(self) -> None:
+        for name, exponent in (("rtol_exp", self.rtol_exp), ("atol_exp", self.atol_exp)):
+            if exponent is None and name == "rtol_exp":
+                continue
+            if type(exponent) is not int or not SMALLEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
+                raise SpecError(
+                    f"{name} is {exponent!r}; "
+                    f"it must be an integer from {SMALLEST_EXPONENT} to {LARGEST_EXPONENT}"
+                )
+
+    @property
+    def rtol(self) -> float:
+        """Relative part of tau."""
+        return 0.0 if self.rtol_exp is None else 2.0**self.rtol_exp
+
+    @property
+    def atol(self) -> float:
+        """Absolute part of tau, in units of ``2**e``."""
+        return float(2.0**self.atol_exp)
+
+
+@dataclass(frozen=True)
+class TolerancePolicy:
+    """One tolerance for each :class:`OpClass`; SpecError if one is missing."""
+
+    tolerances: Mapping[OpClass, Tolerance]
+
+    def __post_init__(self) -> None:
+        missing = [c.value for c in OpClass if c not in self.tolerances]
+        if missing:
+            raise SpecError(f"the tolerance policy lacks {', '.join(missing)}")
+
+    def __getitem__(self, op_class: OpClass) -> Tolerance:
+        return self.tolerances[op_class]
+
+    def to_json(self) -> dict[str, dict[str, int | None]]:
+        """Return plain dictionaries of integers, ready for canonical JSON."""
+        return {
+            c.value: {"rtol_exp": self.tolerances[c].rtol_exp, "atol_exp": self.tolerances[c].atol_exp}
+            for c in OpClass
+        }
+
+    @staticmethod
+    def from_json(data: object) -> TolerancePolicy:
+        """Build a policy from what :meth:`to_json` returned; SpecError for anything else."""
+        if not isinstance(data, dict) or set(data) != {c.value for c in OpClass}:
+            raise SpecError(
+                f"a tolerance policy needs exactly the keys {', '.join(c.value for c in OpClass)}"
+            )
+        tolerances: dict[OpClass, Tolerance] = {}
+        for name, entry in data.items():
+            if not isinstance(entry, dict) or set(entry) != {"rtol_exp", "atol_exp"}:
+                raise SpecError(f"tolerance of {name}: exactly the keys rtol_exp and atol_exp are needed")
+            tolerances[OpClass(name)] = Tolerance(entry["rtol_exp"], entry["atol_exp"])
+        return TolerancePolicy(tolerances)
+
+    def wider_than(self, limit: TolerancePolicy) -> list[str]:
+        """Return the names of the classes whose relative or absolute tolerance exceeds that of ``limit``."""
+        return [
+            c.value
+            for c in OpClass
+            if self.tolerances[c].rtol > limit.tolerances[c].rtol
+            or self.tolerances[c].atol_exp > limit.tolerances[c].atol_exp
+        ]
+
+
+def _policy(contraction: int, reduction: int, transcendental: tuple[int, int], other: int) -> TolerancePolicy:
+    return TolerancePolicy(
+        {
+            OpClass.CONTRACTION: Tolerance(None, contraction),
+            OpClass.REDUCTION: Tolerance(None, reduction),
+            OpClass.TRANSCENDENTAL: Tolerance(*transcendental),
+            OpClass.OTHER: Tolerance(None, other),
+        }
+    )
+
+
+# By compute dtype. The float64 figures are about eight times the largest difference measured between CPUs.
+DEFAULT: dict[str, TolerancePolicy] = {
+    "float64": _policy(-44, -45, (-48, -50), -44),
+    "float32": _policy(-18, -18, (-20, -21), -18),
+}

@@ -1,0 +1,259 @@
+"""The run spec: everything both sides agree on before training, as canonical JSON with one digest.
+
+Floats are stored as hexadecimal strings and the seed as a decimal string, because canonical JSON (RFC 8785) cannot
+hold them exactly. Where the data lies and which device runs is not part of the spec: each side has its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vt_core.errors import EvidenceError, SpecError
+from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex, loads_strict
+from vt_core.evidence.digests import sha256_bytes
+from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
+from vt_core.training.job import Dataset, Job
+
+FORMAT = "vt-run-spec/1"
+ENGINE = "1"  # raised whenever the engine would compute other bits or another trace for the same job
+MAX_SPEC_BYTES = 16 << 20
+COMPUTE = {"float64": torch.float64, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The agreed program of a run; see the module's docstring and ``docs/evidence.md``."""
+
+    reference: str
+    args: Mapping[str, Any]
+    sources: Mapping[str, str]
+    manifest: Mapping[str, str]
+    dataset_size: int
+    batch_size: int
+    seed: int
+    steps: int
+    segment_steps: int
+    commit_interval: int
+    compute_dtype: str
+    grid: str
+    policy: TolerancePolicy
+    fingerprints: bool
+    promote: bool
+    engine: str
+    libraries: Mapping[str, str]
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype in which every operation computes."""
+        return COMPUTE[self.compute_dtype]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every sample was used once; an incomplete last batch is dropped."""
+        return max(1, self.dataset_size // self.batch_size)
+
+    @property
+    def segment_count(self) -> int:
+        """Number of segments: the initialisation (segment 0) and the training segments."""
+        return 1 + -(-self.steps // self.segment_steps)
+
+    def segment_range(self, index: int) -> tuple[int, int]:
+        """Return (first step, last step) of a segment, both included; segment 0 is step 0, the initialisation."""
+        if not 0 <= index < self.segment_count:
+            raise SpecError(f"segment {index} does not exist: the run has segments 0 to {self.segment_count - 1}")
+        if index == 0:
+            return 0, 0
+        return (index - 1) * self.segment_steps + 1, min(index * self.segment_steps, self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec as canonical-JSON-ready data."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        plain |= {
+            "format": FORMAT,
+            "args": encode(self.args),
+            "sources": dict(self.sources),
+            "manifest": dict(self.manifest),
+            "libraries": dict(self.libraries),
+            "seed": str(self.seed),
+            "policy": self.policy.to_json(),
+        }
+        return plain
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes."""
+        return dumps(self.to_json())
+
+    def digest(self) -> str:
+        """Return SHA-256 (hex) over the canonical bytes."""
+        return sha256_bytes(self.to_bytes())
+
+
+def parse_spec(data: bytes) -> RunSpec:
+    """Read a spec from its canonical bytes. Raises EvidenceError("evidence_malformed")."""
+    plain = loads_strict(data, "spec.json", MAX_SPEC_BYTES)
+    try:
+        if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
+            raise ValueError(f"not a {FORMAT} object")
+        spec = RunSpec(
+            **{
+                **plain,
+                "args": decode(plain["args"]),
+                "seed": int(plain["seed"]),
+                "policy": TolerancePolicy.from_json(plain["policy"]),
+            }
+        )
+        _check_types(spec)
+        _check(spec)
+    except (KeyError, TypeError, ValueError, AttributeError, SpecError) as error:
+        raise EvidenceError("evidence_malformed", f"spec.json: {error}", file="spec.json") from error
+    return spec
+
+
+def _check_types(spec: RunSpec) -> None:
+    for name in ("dataset_size", "batch_size", "seed", "steps", "segment_steps", "commit_interval"):
+        if type(getattr(spec, name)) is not int:
+            raise ValueError(f"{name} must be an integer")
+    for name in ("reference", "compute_dtype", "grid", "engine"):
+        if type(getattr(spec, name)) is not str:
+            raise ValueError(f"{name} must be a string")
+    for name in ("fingerprints", "promote"):
+        if type(getattr(spec, name)) is not bool:
+            raise ValueError(f"{name} must be true or false")
+    for name in ("sources", "manifest", "libraries"):
+        value = getattr(spec, name)
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            raise ValueError(f"{name} must map names to strings")
+
+
+def _check(spec: RunSpec) -> None:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", spec.reference):
+        raise SpecError(f"job reference {spec.reference!r} is not of the form 'package.module:Class'")
+    for name in ("steps", "segment_steps", "commit_interval", "batch_size", "dataset_size"):
+        if getattr(spec, name) < 1:
+            raise SpecError(f"{name} must be at least 1, not {getattr(spec, name)}")
+    if spec.dataset_size < spec.batch_size:
+        raise SpecError(f"a batch of {spec.batch_size} is larger than the dataset of {spec.dataset_size} samples")
+    if not 0 <= spec.seed < 1 << 64:
+        raise SpecError("seed must be between 0 and 2^64 - 1")
+    if spec.compute_dtype not in COMPUTE:
+        raise SpecError(f"compute_dtype must be one of {sorted(COMPUTE)}, not {spec.compute_dtype!r}")
+    grid = Grid.parse(spec.grid)
+    if spec.compute_dtype == "float32" and grid.precision > 16:
+        raise SpecError(
+            f"compute_dtype float32 leaves no room to round onto {spec.grid}: choose a grid of at most 16 significant "
+            f"bits (bfloat16, float16, float32-d8), or compute_dtype float64"
+        )
+
+
+def build_spec(job: Job, dataset: Dataset, reference: str, args: Mapping[str, Any], train: Mapping[str, Any]) -> RunSpec:
+    """Make the spec of a run from a job, its dataset and the ``train`` section of the parameters.
+
+    Raises SpecError, naming the parameter, for anything unknown or out of range.
+    """
+    known = {
+        "seed": 0, "steps": None, "epochs": None, "segment_steps": None, "commit_interval": 1,
+        "compute_dtype": "float64", "grid": "float32", "policy": None, "fingerprints": True, "promote": False,
+        "device": "cpu",
+    }  # fmt: skip
+    unknown = sorted(set(train) - set(known))
+    if unknown:
+        raise SpecError(f"unknown parameter in section 'train': {', '.join(unknown)}; known: {', '.join(known)}")
+    given = {**known, **{k: v for k, v in train.items() if v is not None}}
+    for name in ("seed", "steps", "epochs", "segment_steps", "commit_interval"):
+        if given[name] is not None and (isinstance(given[name], bool) or not isinstance(given[name], int)):
+            raise SpecError(f"train.{name} must be an integer, not {given[name]!r}")
+    for name in ("fingerprints", "promote"):
+        if not isinstance(given[name], bool):
+            raise SpecError(f"train.{name} must be true or false, not {given[name]!r}")
+    size = len(dataset)
+    per_epoch = max(1, size // job.batch_size)
+    if (given["steps"] is None) == (given["epochs"] is None):
+        raise SpecError("give exactly one of train.steps and train.epochs")
+    steps = given["steps"] if given["steps"] is not None else given["epochs"] * per_epoch
+    compute = str(given["compute_dtype"])
+    if compute not in COMPUTE:
+        raise SpecError(f"train.compute_dtype must be one of {sorted(COMPUTE)}, not {compute!r}")
+    policy = DEFAULT[compute]
+    if given["policy"] is not None:
+        try:
+            policy = TolerancePolicy.from_json({**policy.to_json(), **given["policy"]})
+        except (TypeError, ValueError, KeyError) as error:
+            raise SpecError(f"train.policy: {error}") from error
+    spec = RunSpec(
+        reference=reference,
+        args=dict(args),
+        sources=source_digests(job),
+        manifest=dict(sorted(dataset.manifest().items())),
+        dataset_size=size,
+        batch_size=job.batch_size,
+        seed=given["seed"],
+        steps=steps,
+        segment_steps=given["segment_steps"] or min(per_epoch, steps),
+        commit_interval=given["commit_interval"],
+        compute_dtype=compute,
+        grid=str(given["grid"]),
+        policy=policy,
+        fingerprints=given["fingerprints"],
+        promote=given["promote"],
+        engine=ENGINE,
+        libraries=libraries(),
+    )
+    _check(spec)
+    return spec
+
+
+def source_digests(job: Job) -> dict[str, str]:
+    """Return file name -> SHA-256 of the job's sources, with line endings made equal (git may convert them)."""
+    digests: dict[str, str] = {}
+    for path in job.sources():
+        text = Path(path).read_bytes().replace(b"\r\n", b"\n")
+        digests[Path(path).name] = hashlib.sha256(text).hexdigest()
+    return dict(sorted(digests.items()))
+
+
+def libraries() -> dict[str, str]:
+    """Return the versions of what computes: a different minor version may run another sequence of operations."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__.split("+")[0],
+        "numpy": np.__version__,
+    }
+
+
+def encode(value: Any) -> Any:
+    """Return JSON-ready data with floats as {"float": hex}; raises SpecError for what JSON cannot hold."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 53 else {"int": str(value)}
+    if isinstance(value, float):
+        return {"float": float_to_hex(value)}
+    if isinstance(value, (list, tuple)):
+        return [encode(v) for v in value]
+    if isinstance(value, Mapping):
+        if set(value) in ({"float"}, {"int"}):
+            raise SpecError("a job argument must not be a mapping with the only key 'float' or 'int'")
+        return {str(k): encode(v) for k, v in value.items()}
+    raise SpecError(f"a job argument of type {type(value).__name__} cannot be put into the run spec")
+
+
+def decode(value: Any) -> Any:
+    """Undo :func:`encode`; raises ValueError or TypeError for malformed data."""
+    if isinstance(value, list):
+        return [decode(v) for v in value]
+    if isinstance(value, dict):
+        if set(value) == {"float"}:
+            return float_from_hex(value["float"], "a scalar", finite=False)
+        if set(value) == {"int"}:
+            return int(value["int"])
+        return {k: decode(v) for k, v in value.items()}
+    return value

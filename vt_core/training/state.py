@@ -1,0 +1,223 @@
+"""The canonical state of a run and its digest: all that the next step depends on.
+
+Tensors are named ``param.NAME``, ``buffer.NAME`` and ``optim.PARAMETER.KEY``. Floating tensors with at least one
+dimension lie on the grid and are stored at grid width; 0-dimensional ones (step counters) keep the compute
+precision. Python numbers of the optimizer are the *scalars*. The digest is over names, dtypes, shapes and raw
+little-endian bytes, never over the bytes of a checkpoint file, which are not canonical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vt_core.errors import EvidenceError, OffGridError, SpecError
+from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex
+from vt_core.evidence.merkle import leaf_hash, root
+from vt_core.numerics import Grid, round_plain_
+
+_CHUNK_BYTES = 1 << 20
+_POOL = ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0))), thread_name_prefix="vt-hash")
+
+
+@dataclass(frozen=True)
+class State:
+    """A snapshot: tensors at grid width (detached, contiguous, on the CPU) and scalars as plain JSON."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    scalars: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StateDigest:
+    """The root over a state and, for locating a difference, the root of each tensor by name."""
+
+    root: bytes
+    tensors: dict[str, bytes]
+
+
+def live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the live tensors of model and optimizer by canonical name (not copies)."""
+    tensors: dict[str, Tensor] = {f"param.{name}": p for name, p in model.named_parameters()}
+    tensors |= {f"buffer.{name}": b for name, b in model.named_buffers()}
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise SpecError("the optimizer has a parameter that is not the model's: register it in the model")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optim.{names[id(parameter)]}.{key}"] = value
+    return tensors
+
+
+def _live_scalars(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = [{k: _to_json(v, k) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    names = {id(p): name for name, p in model.named_parameters()}
+    state = {
+        names[id(p)]: plain
+        for p, values in optimizer.state.items()
+        if (plain := {k: _to_json(v, k) for k, v in values.items() if not isinstance(v, Tensor)})
+    }
+    return {"groups": groups, "state": state}
+
+
+def capture(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, grid: Grid) -> State:
+    """Return the state after ``step`` as a snapshot that shares no memory with the live tensors."""
+    tensors = {}
+    for name, tensor in live_tensors(model, optimizer).items():
+        flat = tensor.detach()
+        if flat.is_floating_point() and flat.dim() > 0:
+            flat = flat.to(grid.storage)
+        tensors[name] = flat.to("cpu", copy=True).contiguous()
+    return State(step, tensors, _live_scalars(model, optimizer))
+
+
+def check_on_grid(
+    model: nn.Module, optimizer: torch.optim.Optimizer, grid: Grid, last_writer: Mapping[int, str]
+) -> None:
+    """Raise OffGridError naming the tensor and its last known writer if any state is off the grid."""
+    for name, tensor in live_tensors(model, optimizer).items():
+        if not tensor.is_floating_point() or tensor.dim() == 0:
+            continue
+        live = tensor.detach()
+        if _is_on_grid(live, grid):
+            continue
+        writer = last_writer.get(live.untyped_storage().data_ptr(), "no operation that is known to write it")
+        raise OffGridError(
+            f"{name} does not lie on the {grid.name} grid at the end of the step; last written by {writer}. An "
+            f"operation changes this tensor without saying so in its schema: add it to SILENT_MUTATIONS in "
+            f"vt_core/engine/opclass.py, or write the buffer with an ordinary in-place operation."
+        )
+
+
+def _is_on_grid(x: Tensor, grid: Grid) -> bool:
+    rounded = x.clone()
+    round_plain_(rounded, grid, False)
+    kind = torch.int64 if x.dtype == torch.float64 else torch.int32
+    return bool(torch.equal(rounded.view(kind), x.contiguous().view(kind).view_as(rounded)))
+
+
+def restore(state: State, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype) -> None:
+    """Load a snapshot into a freshly built model and optimizer.
+
+    Raises EvidenceError("state_mismatch") if names, shapes or dtypes do not fit this job.
+    """
+    targets = {n: t for n, t in live_tensors(model, optimizer).items() if not n.startswith("optim.")}
+    given = {n: t for n, t in state.tensors.items() if not n.startswith("optim.")}
+    if targets.keys() != given.keys():
+        differing = sorted(targets.keys() ^ given.keys())[:5]
+        raise EvidenceError("state_mismatch", f"the checkpoint has other tensors than this job: {differing}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            source = given[name]
+            if source.shape != target.shape or source.is_floating_point() != target.is_floating_point():
+                raise EvidenceError(
+                    "state_mismatch",
+                    f"{name} has shape {tuple(source.shape)} in the checkpoint and {tuple(target.shape)} in this job",
+                    tensor=name,
+                )
+            target.copy_(source)
+    _restore_optimizer(state, model, optimizer, compute)
+
+
+def _restore_optimizer(
+    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype
+) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, tensor in state.tensors.items():
+        if not name.startswith("optim."):
+            continue
+        parameter_name, _, key = name.removeprefix("optim.").rpartition(".")
+        parameter = parameters.get(parameter_name)
+        if parameter is None:
+            raise EvidenceError("state_mismatch", f"{name} belongs to no parameter of this job", tensor=name)
+        value = tensor.to(compute) if tensor.is_floating_point() else tensor
+        on_device = value if tensor.dim() == 0 else value.to(parameter.device)
+        optimizer.state[parameter][key] = on_device.clone()
+    try:
+        groups, scalars = state.scalars["groups"], state.scalars["state"]
+        if len(groups) != len(optimizer.param_groups):
+            raise ValueError("other number of parameter groups")
+        for group, stored in zip(optimizer.param_groups, groups, strict=True):
+            if set(stored) != set(group) - {"params"}:
+                raise ValueError("other optimizer settings")
+            group.update({key: _from_json(value) for key, value in stored.items()})
+        for name, values in scalars.items():
+            optimizer.state[parameters[name]].update({k: _from_json(v) for k, v in values.items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EvidenceError("state_mismatch", f"the optimizer's scalars do not fit this job: {error}") from error
+
+
+def digest(state: State) -> StateDigest:
+    """Return the root of a state: RFC 6962 over tensor roots sorted by name, then step and scalars.
+
+    A tensor's root is an RFC 6962 tree over its header (name, dtype, shape) and its raw little-endian bytes in
+    chunks of 1 MiB, which lets all cores share the work.
+    """
+    if sys.byteorder != "little":
+        raise SpecError("big-endian machines are not supported")
+    names = sorted(state.tensors)
+    pending = {}
+    for name in names:
+        raw = memoryview(_bytes_of(state.tensors[name]))
+        pieces = [raw[i : i + _CHUNK_BYTES] for i in range(0, len(raw), _CHUNK_BYTES)]
+        if len(raw) > 1 << 16:
+            pending[name] = [_POOL.submit(_chunk_hash, piece) for piece in pieces]
+        else:
+            pending[name] = [_chunk_hash(piece) for piece in pieces]  # type: ignore[misc]
+    roots = {}
+    for name in names:
+        tensor = state.tensors[name]
+        header = dumps({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)})
+        chunks = [h if isinstance(h, bytes) else h.result() for h in pending[name]]
+        roots[name] = root([leaf_hash(header), *chunks])
+    tail = dumps({"step": state.step, "scalars": state.scalars, "tensors": len(names)})
+    return StateDigest(root([*(leaf_hash(roots[n]) for n in names), leaf_hash(tail)]), roots)
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+
+def _chunk_hash(piece: memoryview) -> bytes:
+    hasher = hashlib.sha256(b"\x00")  # RFC 6962 leaf prefix
+    hasher.update(piece)
+    return hasher.digest()
+
+
+def _to_json(value: Any, name: str) -> Any:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return {"float": float_to_hex(value)}
+    if isinstance(value, int):
+        return {"int": str(value)}
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return {"float": float_to_hex(float(value))}
+    if isinstance(value, (tuple, list)):
+        return [_to_json(item, name) for item in value]
+    raise SpecError(f"optimizer setting {name!r} of type {type(value).__name__} cannot be put into the evidence")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"float"}:
+            return float_from_hex(value["float"], "a scalar", finite=False)
+        if set(value) == {"int"}:
+            return int(value["int"])
+        raise ValueError("malformed scalar")
+    if isinstance(value, list):
+        return tuple(_from_json(item) for item in value)
+    return value

@@ -1,0 +1,201 @@
+"""The audit of a run: what is checked before any replay, which segments are replayed, and the verdict over all.
+
+Rules before a replay, in this order: the spec parses; this engine and these libraries can replay it; the tolerance
+policy is no wider than the auditor's limits; the auditor's own copy of the job's code and of the data has the
+agreed digests; the records form a chain; the seal covers all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vt_core import __version__
+from vt_core.errors import EvidenceError, SpecError
+from vt_core.evidence.records import Seal, SegmentRecord, check_chain, parse_seal, parse_segment
+from vt_core.training.job import Dataset, Job
+from vt_core.training.spec import ENGINE, RunSpec, libraries, parse_spec, source_digests
+from vt_core.verify.bias import biased_class
+from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.verdict import Divergence, Reason, Result, SegmentResult, detection_probability, result_of
+
+VERDICT_FORMAT = "vt-verdict/1"
+
+
+@dataclass(frozen=True)
+class Commitments:
+    """The commitments of a run as read from the store; ``None`` where an object is absent."""
+
+    run_id: str
+    spec: bytes | None
+    segments: Sequence[bytes]
+    seal: bytes | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Commitments that passed every check that needs no replay."""
+
+    run_id: str
+    spec: RunSpec
+    records: Sequence[SegmentRecord]
+    seal: Seal | None
+
+
+def open_run(commitments: Commitments) -> Run:
+    """Parse and chain the commitments of a run. Raises EvidenceError with reason code and place."""
+    if commitments.spec is None:
+        raise EvidenceError("artifact_missing", "the run has no spec.json", file="spec.json")
+    spec = parse_spec(commitments.spec)
+    if len(commitments.segments) > spec.segment_count:
+        raise EvidenceError("chain_broken", "there are more segments than the spec has")
+    records = [parse_segment(d, f"segments/{i:05d}.json") for i, d in enumerate(commitments.segments)]
+    seal = None if commitments.seal is None else parse_seal(commitments.seal)
+    ranges = [spec.segment_range(i) for i in range(spec.segment_count)]
+    check_chain(commitments.run_id, spec.digest(), ranges, records, seal)
+    if not records:
+        raise EvidenceError("artifact_missing", "the run has no segments yet", segment=0)
+    return Run(commitments.run_id, spec, records, seal)
+
+
+def check_agreement(spec: RunSpec, job: Job, dataset: Dataset, limits: AuditorLimits) -> None:
+    """Compare the spec with the auditor's own limits, libraries, code and data. Raises EvidenceError."""
+    own = libraries()
+    if spec.engine != ENGINE:
+        raise EvidenceError(
+            "environment_unsupported", f"the run was made by engine {spec.engine}, this is engine {ENGINE}"
+        )
+    theirs = spec.libraries.get("torch", "")
+    if theirs.split(".")[:2] != own["torch"].split(".")[:2]:
+        raise EvidenceError(
+            "environment_unsupported",
+            f"the run was made with torch {theirs}, this is torch {own['torch']}: install the agreed version",
+        )
+    limit = limits.policy.get(spec.compute_dtype)
+    wider = spec.policy.wider_than(limit) if limit is not None else ["all"]
+    if wider:
+        raise EvidenceError("policy_too_wide", f"the tolerance is wider than this auditor accepts for: {', '.join(wider)}")
+    sources = source_digests(job)
+    if sources != dict(spec.sources):
+        differing = sorted(n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n))
+        raise EvidenceError("code_mismatch", f"this copy of the job's code differs in: {', '.join(differing)}")
+    manifest = dataset.manifest()
+    if manifest != dict(spec.manifest) or len(dataset) != spec.dataset_size:
+        differing = sorted(n for n in manifest.keys() | spec.manifest.keys() if manifest.get(n) != spec.manifest.get(n))
+        raise EvidenceError("data_mismatch", f"this copy of the data differs in: {', '.join(differing) or 'its size'}")
+    if job.batch_size != spec.batch_size:
+        raise EvidenceError("spec_mismatch", f"the job makes batches of {job.batch_size}, the spec says {spec.batch_size}")
+
+
+def choose_segments(choice: str, run: Run, nonce: str) -> list[int]:
+    """Return the segments to replay: ``all``, a list like ``0,2,5-7``, or ``sample:N``.
+
+    A sample is drawn from the sealed root (or the last record) and the auditor's nonce, so neither side chooses
+    alone. Raises SpecError for anything else.
+    """
+    total = len(run.records)
+    if choice == "all":
+        return list(range(total))
+    if choice.startswith("sample:"):
+        try:
+            wanted = int(choice.removeprefix("sample:"))
+        except ValueError:
+            wanted = 0
+        if wanted < 1:
+            raise SpecError(f"segments {choice!r}: give a count of at least 1, as in sample:3")
+        anchor = run.seal.root if run.seal is not None else run.records[-1].digest()
+        key = {i: hashlib.sha256(f"vt-sample/1|{anchor}|{nonce}|{i}".encode()).digest() for i in range(total)}
+        return sorted(sorted(key, key=lambda i: key[i])[: min(wanted, total)])
+    chosen: set[int] = set()
+    try:
+        for part in choice.split(","):
+            first, _, last = part.strip().partition("-")
+            chosen |= set(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise SpecError(f"segments {choice!r}: use 'all', 'sample:N', or numbers as in '0,2,5-7'") from None
+    outside = sorted(c for c in chosen if c >= total or c < 0)
+    if outside or not chosen:
+        raise SpecError(f"segments {choice!r}: the run has segments 0 to {total - 1}")
+    return sorted(chosen)
+
+
+def no_replay_verdict(run_id: str, error: EvidenceError) -> dict[str, Any]:
+    """Return the verdict for evidence that fails before any replay."""
+    reason = Reason(error.reason)
+    plain = _head(run_id, result_of(reason), reason, str(error))
+    segment, step = error.place.get("segment"), error.place.get("step")
+    where = Divergence(segment, step if isinstance(step, int) else None) if isinstance(segment, int) else None
+    return plain | {
+        "segments": [],
+        "coverage": {"replayed": 0, "total": 0},
+        "first_divergence": None if where is None else where.to_json(),
+        "place": {k: str(v) for k, v in error.place.items()},
+    }
+
+
+def verdict(
+    run: Run, results: Sequence[SegmentResult], limits: AuditorLimits, nonce: str, environment: Mapping[str, Any],
+    trainer_environments: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the verdict over the replayed segments as plain JSON."""
+    ordered = sorted(results, key=lambda r: r.index)
+    counts = total_counts(ordered)
+    worst = next((r for r in ordered if r.result is Result.REJECTED), None)
+    worst = worst or next((r for r in ordered if r.result is Result.INCONCLUSIVE), None)
+    reason = None if worst is None else worst.reason
+    message = "every replayed segment agrees bit for bit" if worst is None else worst.message
+    divergence = None if worst is None else worst.divergence
+    if result_of(reason) is not Result.REJECTED:
+        bias = biased_class(counts, limits.honest_rate)
+        if bias is not None:
+            reason, divergence = Reason.LOG_BIASED, None
+            message = (
+                f"the log takes the other rounding in {bias.disagreements} of {bias.entries} entries of class "
+                f"{bias.op_class} (p = {bias.p_value:.1e}): honest hardware does so in at most {limits.honest_rate:.0%}"
+            )
+    if reason is None and run.seal is None:
+        reason, message = Reason.NOT_SEALED, "what was published agrees bit for bit, but the run is not sealed yet"
+    total = run.spec.segment_count
+    replayed = len(ordered)
+    headroom = max((float(c["max_distance"]) for c in counts.values()), default=0.0)
+    return _head(run.run_id, result_of(reason), reason, message) | {
+        "spec": run.spec.digest(),
+        "root": None if run.seal is None else run.seal.root,
+        "state": None if run.seal is None else run.seal.state,
+        "segments": [r.to_json() for r in ordered],
+        "coverage": {"replayed": replayed, "total": total, "of_share": f"{replayed / total:.4f}"},
+        "detection_probability": {
+            f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}" for bad in (1, 2, 5) if bad <= total
+        },
+        "first_divergence": None if divergence is None else divergence.to_json(),
+        "counts": counts,
+        "largest_divergence_in_tolerances": f"{headroom:.6f}",
+        "nonce": nonce,
+        "environment": dict(environment),
+        "trainer_environments": dict(trainer_environments or {}),
+    }
+
+
+def total_counts(results: Sequence[SegmentResult]) -> dict[str, dict[str, Any]]:
+    """Return the sum of the counts per op class over segments."""
+    total: dict[str, dict[str, Any]] = {}
+    for result in results:
+        for name, n in result.counts.items():
+            into = total.setdefault(name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"})
+            for key in ("elements", "entries", "disagreements"):
+                into[key] += n[key]
+            into["max_distance"] = max(into["max_distance"], n["max_distance"], key=float)
+    return total
+
+
+def _head(run_id: str, result: Result, reason: Reason | None, message: str) -> dict[str, Any]:
+    return {
+        "format": VERDICT_FORMAT,
+        "tool": f"verifiable-training {__version__}",
+        "run_id": run_id,
+        "verdict": str(result),
+        "reason": None if reason is None else str(reason),
+        "message": message,
+    }

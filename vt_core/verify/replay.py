@@ -1,0 +1,256 @@
+"""Replay of one segment: check its artifacts, run its steps with its log, compare leaf by leaf.
+
+The rules, in this order; the first that fails is the segment's result:
+
+1. every file is there with the committed size and SHA-256 (checked before anything is parsed);
+2. ``leaves.json`` holds the committed leaves, one after each commit step;
+3. the log holds one record for each step, and its digests are those in the leaves;
+4. the checkpoint's digest is the state root of the last leaf;
+5. the replay, from the checkpoint of the segment before, has at each leaf the same trace, finds every used log
+   entry plausible, and ends in the same state root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vt_core.engine.rounding import AuditorRounding, SiteFinding
+from vt_core.engine.rounding_log import LogReader, StepLog, step_digest
+from vt_core.errors import EvidenceError, OffGridError, PrecisionError, UnsupportedOperation
+from vt_core.evidence.digests import check_file
+from vt_core.evidence.records import SegmentRecord
+from vt_core.training.checkpoint import load_checkpoint
+from vt_core.training.leaves import Leaf, decode_leaves
+from vt_core.training.segment import FILES, LEAVES, LOG, commit_steps
+from vt_core.training.session import Session
+from vt_core.training.state import State, StateDigest, digest
+from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.verdict import Divergence, Reason, SegmentResult
+
+Progress = Callable[[int], None]
+MAX_LOG_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The parsed, self-consistent evidence of one segment."""
+
+    leaves: list[Leaf]
+    state: State
+
+
+def check_files(record: SegmentRecord, directory: Path) -> None:
+    """Rule 1. Raises EvidenceError: artifact_missing, artifact_corrupt or evidence_malformed."""
+    if set(record.files) != set(FILES):
+        raise EvidenceError(
+            "evidence_malformed", f"segment {record.index} must list exactly the files {', '.join(FILES)}",
+            segment=record.index,
+        )  # fmt: skip
+    for name in FILES:
+        entry = record.files[name]
+        check_file(directory / name, entry["sha256"], entry["size"], f"segment {record.index}: {name}")
+
+
+def open_segment(session: Session, record: SegmentRecord, directory: Path) -> Opened:
+    """Rules 1 to 4. Raises EvidenceError with the reason code and place."""
+    check_files(record, directory)
+    leaves = decode_leaves((directory / LEAVES).read_bytes())
+    if [leaf.hash().hex() for leaf in leaves] != list(record.leaves):
+        raise EvidenceError("evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES)
+    spec = session.spec
+    expected = sorted(commit_steps(record.first_step, record.last_step, spec.commit_interval))
+    if [leaf.step for leaf in leaves] != expected:
+        raise EvidenceError("evidence_malformed", "the leaves are not those of the commit steps", file=LEAVES)
+    _check_log(session, record, directory, leaves)
+    state = load_checkpoint(directory)
+    found = digest(state)
+    if state.step != record.last_step or found.root != leaves[-1].state:
+        raise EvidenceError(
+            "state_mismatch",
+            "the published checkpoint is not the state that the last leaf commits to",
+            step=record.last_step,
+            tensors=_differing(found, leaves[-1]),
+        )
+    return Opened(leaves, state)
+
+
+def _check_log(session: Session, record: SegmentRecord, directory: Path, leaves: list[Leaf]) -> None:
+    with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
+        header = {"spec": session.spec.digest(), "segment": record.index}
+        if reader.header != header:
+            raise EvidenceError("evidence_malformed", "the log belongs to another segment or run spec", file=LOG)
+        step = record.first_step
+        records = reader.encoded_steps()
+        for leaf in leaves:
+            hasher = hashlib.sha256()
+            while step <= leaf.step:
+                encoded = next(records, None)
+                if encoded is None:
+                    raise EvidenceError("evidence_malformed", f"the log ends before step {step}", file=LOG, step=step)
+                hasher.update(step_digest(encoded))
+                step += 1
+            if hasher.digest() != leaf.log:
+                raise EvidenceError(
+                    "evidence_malformed", "the log is not the one that the leaf commits to", file=LOG, step=leaf.step
+                )
+        if next(records, None) is not None:
+            raise EvidenceError("evidence_malformed", "the log goes on after the last step", file=LOG)
+
+
+def replay_segment(
+    session: Session,
+    record: SegmentRecord,
+    directory: Path,
+    start: tuple[SegmentRecord, Path] | None,
+    limits: AuditorLimits,
+    progress: Progress | None = None,
+) -> SegmentResult:
+    """Audit one segment; ``start`` is the segment before it (record and artifacts), None for segment 0.
+
+    Never raises for bad evidence: the result says what was found. Raises SpecError and OSError for problems on
+    the auditor's side.
+    """
+    started = time.perf_counter()
+    rounding = AuditorRounding(session.grid, session.spec.policy, session.spec.fingerprints)
+
+    def result(reason: Reason | None, message: str, divergence: Divergence | None) -> SegmentResult:
+        return SegmentResult(
+            record.index, record.first_step, record.last_step, reason, message, divergence,
+            audited_counts(rounding), time.perf_counter() - started,
+        )  # fmt: skip
+
+    try:
+        opened = open_segment(session, record, directory)
+        state = None
+        if start is not None:
+            before, before_directory = start
+            check_files(before, before_directory)
+            state = load_checkpoint(before_directory)
+            last = decode_leaves((before_directory / LEAVES).read_bytes())[-1]
+            if digest(state).root != last.state or state.step != before.last_step:
+                raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
+        found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
+    except EvidenceError as error:
+        return result(Reason(error.reason), str(error), _place(record.index, error))
+    except (UnsupportedOperation, PrecisionError, OffGridError) as error:
+        return result(Reason.ENVIRONMENT_UNSUPPORTED, f"the replay could not run: {error}", None)
+    if found is None:
+        return result(None, "replayed bit for bit", None)
+    return result(*found)
+
+
+def _replay(
+    session: Session,
+    record: SegmentRecord,
+    directory: Path,
+    state: State | None,
+    leaves: list[Leaf],
+    rounding: AuditorRounding,
+    limits: AuditorLimits,
+    progress: Progress | None,
+) -> tuple[Reason, str, Divergence] | None:
+    """Rule 5; stops at the first leaf that differs or the first step with a finding that decides."""
+    if state is not None:
+        session.restore(state)
+    with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
+        logs = reader.steps()
+        step = record.first_step
+        for leaf in leaves:
+            traces, first = [], None
+            while step <= leaf.step:
+                log: StepLog = next(logs)
+                rounding.begin_replay(log)
+                if log.step != step:
+                    raise EvidenceError("evidence_malformed", f"the log's record says step {log.step}", step=step)
+                outcome = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
+                rounding.end_replay()
+                traces.append(outcome.trace)
+                if first is None and rounding.findings:
+                    first = (step, list(rounding.findings))
+                if progress is not None:
+                    progress(step)
+                step += 1
+            same_trace = hashlib.sha256(b"".join(traces)).digest() == leaf.trace
+            replayed = digest(session.capture(leaf.step))
+            found = _compare(record.index, leaf, replayed, same_trace, first, limits)
+            if found is not None:
+                return found
+    return None
+
+
+def _compare(
+    segment: int,
+    leaf: Leaf,
+    replayed: StateDigest,
+    same_trace: bool,
+    first: tuple[int, list[SiteFinding]] | None,
+    limits: AuditorLimits,
+) -> tuple[Reason, str, Divergence] | None:
+    differing = _differing(replayed, leaf)
+    step, findings = first if first is not None else (leaf.step, [])
+    located = min(findings, key=lambda f: f.site) if findings else None
+    log_finding = next((f for f in findings if f.rounding is not None), None)
+    if not same_trace:
+        place = _at(segment, step, located, differing)
+        return Reason.TRACE_MISMATCH, "the trainer ran another sequence of operations than the agreed code", place
+    if log_finding is not None and log_finding.rounding is not None:
+        place = _at(segment, step, log_finding, differing)
+        distance = log_finding.rounding.distance
+        if log_finding.rounding.kind == "implausible" and distance <= limits.exceeded_within:
+            return (
+                Reason.TOLERANCE_EXCEEDED,
+                f"a log entry lies {distance:.3g} tolerances off: recalibrate before accusing anybody",
+                place,
+            )
+        return Reason.LOG_IMPLAUSIBLE, "the log claims a rounding that no honest machine can have made", place
+    if replayed.root != leaf.state:
+        return (
+            Reason.STATE_MISMATCH,
+            "the replay ends in another state than the trainer committed to",
+            _at(segment, step, located, differing),
+        )
+    return None
+
+
+def audited_counts(rounding: AuditorRounding) -> dict[str, dict[str, Any]]:
+    """Return what the auditor saw per op class; ``max_distance`` in tolerances, as decimal text."""
+    return {
+        str(c): {
+            "elements": n.elements,
+            "entries": n.entries,
+            "disagreements": n.disagreements,
+            "max_distance": f"{n.max_distance:.6f}",
+        }
+        for c, n in rounding.counters.by_class.items()
+    }
+
+
+def _differing(found: StateDigest, leaf: Leaf) -> tuple[str, ...]:
+    names = found.tensors.keys() | leaf.tensors.keys()
+    return tuple(sorted(n for n in names if found.tensors.get(n) != leaf.tensors.get(n)))
+
+
+def _at(segment: int, step: int, finding: SiteFinding | None, tensors: tuple[str, ...]) -> Divergence:
+    if finding is None:
+        return Divergence(segment, step, tensors=tensors)
+    rounding = finding.rounding
+    if rounding is None:
+        return Divergence(segment, step, finding.site, finding.op, finding.module, tensors=tensors)
+    return Divergence(
+        segment, step, finding.site, finding.op, finding.module, rounding.position, rounding.trainer_value,
+        rounding.auditor_value, rounding.distance, tensors,
+    )  # fmt: skip
+
+
+def _place(segment: int, error: EvidenceError) -> Divergence:
+    place: Mapping[str, Any] = error.place
+    step = place.get("step")
+    tensors = place.get("tensors") or ((place["tensor"],) if "tensor" in place else ())
+    return Divergence(segment, step if isinstance(step, int) else None, tensors=tuple(map(str, tensors)))
+
+
