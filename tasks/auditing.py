@@ -69,7 +69,7 @@ class Auditor:
         reporter.get().message(f"fetching the artifacts of {len(needed)} segments from {self.run.store.url}")
         self.artifacts.init()
         self._folders, self._errors = fetch_segments(
-            self.artifacts, [self._opened.records[i] for i in needed], self.workspace / "evidence"
+            self.artifacts, self.workspace, [self._opened.records[i] for i in needed], "evidence"
         )
         return chosen
 
@@ -81,7 +81,12 @@ class Auditor:
             if i in self._errors:
                 error = self._errors[i]
                 return SegmentResult(
-                    index, record.first_step, record.last_step, Reason(error.reason), str(error), Divergence(i)
+                    index,
+                    record.first_step,
+                    record.last_step,
+                    Reason(error.reason),
+                    str(error),
+                    Divergence(i),
                 )
         report = reporter.get()
         report.start(f"replay of segment {index}", record.last_step - record.first_step + 1)
@@ -95,7 +100,12 @@ class Auditor:
         """Return the verdict over the replayed segments and store it."""
         run, session = self._prepared()
         plain = verdict(
-            run, results, self.limits, self.nonce, environment(str(session.device)), self._trainer_environments(run)
+            run,
+            results,
+            self.limits,
+            self.nonce,
+            environment(str(session.device)),
+            self._trainer_environments(run),
         )
         return self._publish(plain)
 

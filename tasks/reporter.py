@@ -32,4 +32,5 @@ class Silent:
         """Ignore."""
 
 
-reporter: ContextVar[Reporter] = ContextVar("reporter", default=Silent())
+_SILENT = Silent()
+reporter: ContextVar[Reporter] = ContextVar("reporter", default=_SILENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def check_run_id(run_id: str) -> str:
     """Return a valid run id; SpecError otherwise."""
     if not _RUN_ID.fullmatch(run_id):
-        raise SpecError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
+        raise SpecError(
+            f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit"
+        )
     return run_id
 
 
@@ -81,7 +84,9 @@ class RunStore:
 
     def publish_segment(self, record: SegmentRecord) -> None:
         """Commit to a segment. Raises SpecError if another trainer has published another segment in its place."""
-        self._create_same(self._segment(record.index), record.to_bytes(), f"has another segment {record.index} already")
+        self._create_same(
+            self._segment(record.index), record.to_bytes(), f"has another segment {record.index} already"
+        )
 
     def publish_seal(self, seal: Seal) -> None:
         """Seal the run."""
@@ -91,10 +96,8 @@ class RunStore:
         """Store a verdict under the time it was given and its digest; returns its name."""
         data = dumps(verdict)
         name = f"{self._base}/verdicts/{stamp}-{sha256_bytes(data)[:16]}.json"
-        try:
+        with suppress(AlreadyExists):  # the same bytes: the name holds their digest
             self.store.commitments.create(name, data)
-        except AlreadyExists:
-            pass  # the same bytes: the name holds their digest
         return name
 
     def verdicts(self) -> list[str]:
@@ -128,14 +131,13 @@ def list_runs(store: Store) -> list[str]:
 
 
 def fetch_segments(
-    artifacts: ArtifactStore, records: Iterable[SegmentRecord], into: Path
+    artifacts: ArtifactStore, workspace: Path, records: Iterable[SegmentRecord], prefix: str
 ) -> tuple[dict[int, Path], dict[int, EvidenceError]]:
-    """Fetch the artifacts of segments in one pull; what is missing or corrupt is fetched around.
+    """Fetch the artifacts of segments into ``workspace/prefix`` in one pull; what is bad is fetched around.
 
     Returns the folder of each segment that arrived, and the error of each that did not. Raises StoreError if the
     store itself cannot be reached.
     """
-    folders: dict[int, Path] = {}
     errors: dict[int, EvidenceError] = {}
     wanted: dict[int, Pointer] = {}
     for record in records:
@@ -143,16 +145,13 @@ def fetch_segments(
             wanted[record.index] = Pointer.from_json(dict(record.pointer))
         except EvidenceError as error:
             errors[record.index] = error
+    paths = {index: f"{prefix}/{segment_folder(index)}" for index in wanted}
     try:
-        artifacts.fetch({segment_folder(i): p for i, p in wanted.items()}, into)
-        folders = {i: into / segment_folder(i) for i in wanted}
+        artifacts.fetch({paths[i]: pointer for i, pointer in wanted.items()})
     except EvidenceError:
         for index, pointer in wanted.items():  # one is bad: find out which
             try:
-                artifacts.fetch({segment_folder(index): pointer}, into)
-                folders[index] = into / segment_folder(index)
+                artifacts.fetch({paths[index]: pointer})
             except EvidenceError as error:
                 errors[index] = error
-    return folders, errors
-
-
+    return {i: workspace / path for i, path in paths.items() if i not in errors}, errors

@@ -74,6 +74,11 @@ class DvcRemote:
     url: str
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_s3(self) -> bool:
+        """Tell whether the remote is a bucket; else it is a local directory."""
+        return self.url.startswith("s3://")
+
     def objects(self) -> CommitmentStore:
         """Return direct access to the remote's objects, used to find out why a pull failed."""
         return _backend(self.url, self.options.get("endpointurl"), self.options.get("region"))
@@ -100,9 +105,7 @@ def open_store(url: str, create: bool = False) -> Store:
     taken for an empty store and becomes a finding. Raises :class:`StoreError` for a URL that cannot be used.
     """
     if not url or "\0" in url:
-        raise StoreError(
-            "the store's URL is empty or holds a NUL character; give file:///path or s3://bucket/prefix"
-        )
+        raise StoreError("the store's URL is empty or holds a NUL character; give file:///path or s3://bucket/prefix")
     scheme, separator, _ = url.partition("://")
     if not separator:
         return _local_store(Path(url), create)
@@ -110,9 +113,7 @@ def open_store(url: str, create: bool = False) -> Store:
         return _local_store(_file_url_path(url), create)
     if scheme.lower() == "s3":
         return _s3_store(url)
-    raise StoreError(
-        f"stores of the kind {scheme}:// are not supported; use file:///path or s3://bucket/prefix"
-    )
+    raise StoreError(f"stores of the kind {scheme}:// are not supported; use file:///path or s3://bucket/prefix")
 
 
 def check_name(name: str) -> str:
@@ -140,9 +141,7 @@ def check_prefix(prefix: str) -> str:
 def _file_url_path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise StoreError(
-            f"{url!r} names the host {parts.netloc!r}; a local path has three slashes: file:///path"
-        )
+        raise StoreError(f"{url!r} names the host {parts.netloc!r}; a local path has three slashes: file:///path")
     if parts.query or parts.fragment:
         raise StoreError(f"{url!r}: write '?' as %3F and '#' as %23 in a file URL")
     try:
@@ -176,9 +175,7 @@ def _s3_store(url: str) -> Store:
     query = parse_qs(parts.query, keep_blank_values=True)
     unknown = sorted(set(query) - {"endpoint_url", "region"})
     if unknown or parts.fragment or any(len(values) != 1 for values in query.values()):
-        raise StoreError(
-            "an S3 URL takes the query parameters endpoint_url and region, once each, and no others"
-        )
+        raise StoreError("an S3 URL takes the query parameters endpoint_url and region, once each, and no others")
     if not _BUCKET.fullmatch(parts.netloc):
         raise StoreError(f"{parts.netloc!r} is not a bucket name; write s3://bucket/prefix")
     prefix = parts.path.strip("/")

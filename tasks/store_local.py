@@ -90,9 +90,7 @@ class LocalCommitments:
     def hash(self, name: str, algorithm: str) -> str:
         """Return the hex digest of the object ``name``; see :class:`tasks.store.CommitmentStore`."""
         with self._open(name) as file:
-            return hashlib.file_digest(
-                file, lambda: hashlib.new(algorithm, usedforsecurity=False)
-            ).hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
     @contextmanager
     def _open(self, name: str) -> Iterator[BufferedReader]:

@@ -171,13 +171,11 @@ class S3Commitments:
             botocore.exceptions.ProfileNotFound,
         ) as error:
             raise StoreError(
-                f"cannot {doing} in {where}: {error}; set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                f"cannot {doing} in {where}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             ) from error
         except (botocore.exceptions.BotoCoreError, HTTPError, OSError) as error:
             raise StoreError(
-                f"cannot {doing} in {where}: {error}; check that the server runs and that the "
-                "endpoint is right"
+                f"cannot {doing} in {where}: {error}; check that the server runs and that the endpoint is right"
             ) from error
 
 

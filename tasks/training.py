@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -153,7 +152,9 @@ class Trainer:
         state = load_checkpoint(folder)
         last = decode_leaves((folder / LEAVES).read_bytes())[-1]
         if digest(state).root != last.state:
-            raise EvidenceError("state_mismatch", f"the checkpoint of segment {record.index} is not the committed state")
+            raise EvidenceError(
+                "state_mismatch", f"the checkpoint of segment {record.index} is not the committed state"
+            )
         return state
 
     def _local(self, record: SegmentRecord) -> Path:
@@ -164,13 +165,13 @@ class Trainer:
                 return folder
         except (OSError, EvidenceError):
             pass
-        fetched = self.workspace / "fetched"
-        shutil.rmtree(fetched / folder.name, ignore_errors=True)
-        folders, errors = fetch_segments(self.artifacts, [record], fetched)
+        folders, errors = fetch_segments(self.artifacts, self.workspace, [record], "fetched")
         if errors:
             raise errors[record.index]
         if file_table(folders[record.index]) != {k: dict(v) for k, v in record.files.items()}:
-            raise EvidenceError("artifact_corrupt", f"the artifacts of segment {record.index} are not the committed ones")
+            raise EvidenceError(
+                "artifact_corrupt", f"the artifacts of segment {record.index} are not the committed ones"
+            )
         return folders[record.index]
 
 
@@ -178,5 +179,3 @@ def new_run_id(spec: RunSpec) -> str:
     """Return a fresh, readable run id: job, time and spec digest."""
     name = spec.reference.split(":")[0].rsplit(".", 1)[-1].replace("_", "-").strip("-") or "run"
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{spec.digest()[:6]}"
-
-

@@ -155,9 +155,7 @@ def _make_bucket(server: Seaweed, process: subprocess.Popen[bytes], log: Path) -
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
         region_name="us-east-1",
-        config=Config(
-            s3={"addressing_style": "path"}, connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}
-        ),
+        config=Config(s3={"addressing_style": "path"}, connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}),
     )
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -167,10 +165,7 @@ def _make_bucket(server: Seaweed, process: subprocess.Popen[bytes], log: Path) -
             client.put_object(Bucket=server.bucket, Key="ready", Body=b"")
             return
         except (BotoCoreError, ClientError) as error:
-            if (
-                isinstance(error, ClientError)
-                and error.response["Error"]["Code"] == "BucketAlreadyOwnedByYou"
-            ):
+            if isinstance(error, ClientError) and error.response["Error"]["Code"] == "BucketAlreadyOwnedByYou":
                 return
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-2000:]

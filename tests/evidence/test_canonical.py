@@ -124,9 +124,7 @@ def test_deep_but_allowed_nesting_is_read() -> None:
     assert canonical.dumps(canonical.loads_strict(data, "deep", LIMIT)) == data
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, 2**53, -(2**53), {1: "a"}, b"bytes", {"a": object()}, "\ud800"]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2**53, -(2**53), {1: "a"}, b"bytes", {"a": object()}, "\ud800"])
 def test_dumps_refuses_what_json_cannot_hold(value: Any) -> None:
     with pytest.raises(ValueError):
         canonical.dumps(value)

@@ -21,9 +21,7 @@ def test_known_digest(tmp_path: Path) -> None:
     digests.check_file(tmp_path / "abc", ABC, 3, "test")
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, digests.CHUNK_BYTES, digests.CHUNK_BYTES + 1, 3 * digests.CHUNK_BYTES]
-)
+@pytest.mark.parametrize("size", [0, 1, digests.CHUNK_BYTES, digests.CHUNK_BYTES + 1, 3 * digests.CHUNK_BYTES])
 def test_streaming_and_progress(tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     path = tmp_path / "data"

@@ -84,7 +84,11 @@ class CommonForms(TorchFunctionMode):
     """Replace the functions above wherever a model calls them."""
 
     def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call the common form of ``func`` if it has one, else ``func`` itself."""
         common = _REPLACED.get(func)

@@ -45,7 +45,7 @@ class Moment:
     draws: int = 0
 
 
-class VerifiedMode(TorchDispatchMode):
+class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode of one training session; see the module's docstring.
 
     ``compute`` is the dtype that every floating tensor of a step must have; with ``promote`` a tensor that falls
@@ -54,15 +54,22 @@ class VerifiedMode(TorchDispatchMode):
     """
 
     def __init__(
-        self, compute: torch.dtype, rounding: Rounding, streams: Streams, tracker: ModuleTracker, promote: bool
+        self,
+        compute: torch.dtype,
+        rounding: Rounding,
+        streams: Streams,
+        tracker: ModuleTracker,
+        promote: bool,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.compute, self.rounding, self.streams, self.tracker = compute, rounding, streams, tracker
         self.promote = promote
         self.skip_random = False
         self.trace = Trace()
         self.moment = Moment()
-        self.drawn: list[weakref.ref[Tensor]] = []  # what random operations returned while the model was built
+        self.drawn: list[
+            weakref.ref[Tensor]
+        ] = []  # what random operations returned while the model was built
         self.last_writer: dict[int, str] = {}  # storage address -> last operation that wrote it in place
         self.treatments: dict[Treatment | OpClass, TreatmentFunction] = {
             Treatment.EXACT: _exact,
@@ -81,7 +88,11 @@ class VerifiedMode(TorchDispatchMode):
         self.last_writer.clear()
 
     def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one ATen operation under its treatment."""
         kwargs = kwargs or {}
@@ -134,7 +145,9 @@ class VerifiedMode(TorchDispatchMode):
 
     def _check_precision(self, plan: Plan, result: Any) -> Any:
         if isinstance(result, Tensor):
-            if result.dtype is self.compute or not (result.dtype.is_floating_point or result.dtype.is_complex):
+            if result.dtype is self.compute or not (
+                result.dtype.is_floating_point or result.dtype.is_complex
+            ):
                 return result
             if self.promote and result.dtype in _FLOATS and not plan.in_place:
                 return result.to(self.compute)
@@ -147,7 +160,9 @@ class VerifiedMode(TorchDispatchMode):
             return type(result)(self._check_precision(plan, item) for item in result)
         return result
 
-    def _promote_dtypes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _promote_dtypes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def promoted(value: Any) -> Any:
             return self.compute if isinstance(value, torch.dtype) and value in _FLOATS else value
 
@@ -191,7 +206,9 @@ def _exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwa
     return result
 
 
-def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _canonical(
+    mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     arguments = by_name(plan, args, kwargs)
     out = arguments.pop("out", None)
     if not any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in arguments.values()):
@@ -219,7 +236,12 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
     place = mode.place(plan)
     done: set[int] = set()
     for i, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-        if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.dtype is mode.compute
+            and tensor.numel()
+            and id(tensor) not in done
+        ):
             floor = floors[i] if floors is not None and i < len(floors) else 0.0
             mode.rounding.inexact(tensor, plan.op_class, floor, place)
             done.add(id(tensor))
@@ -248,7 +270,9 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
         )
     targets = mode.mutated(plan, args, kwargs)
     # Out of place: let PyTorch work out shape, dtype and layout, and overwrite what it drew.
-    result = (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
+    result = (
+        (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
+    )
     if result is None:
         result = targets[0]
     if moment.step == 0:
@@ -259,7 +283,10 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
         drawn = random_ops.draw(plan.name, result, arguments, stream)
     except NotImplementedError:
         raise UnsupportedOperation(
-            plan.full_name, mode.tracker.current(), "it has no counter-based form here", "Build it from torch.rand."
+            plan.full_name,
+            mode.tracker.current(),
+            "it has no counter-based form here",
+            "Build it from torch.rand.",
         ) from None
     result.copy_(drawn.values)
     if result.dtype is mode.compute and result.numel():

@@ -38,13 +38,13 @@ class ModuleTracker:
     def note(self) -> None:
         """Remember the current module for the autograd node of the operation that runs now."""
         if self._stack and torch.is_grad_enabled():
-            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]  # type: ignore[attr-defined]
+            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]
 
     def current(self) -> str:
         """Return the path of the module that runs now, or the phase of the step."""
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         if node is not None:
             return f"{self._by_sequence.get(node._sequence_nr(), 'loss')} (backward)"
         return self.phase

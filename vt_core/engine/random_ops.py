@@ -27,7 +27,9 @@ class Drawn:
     inexact: bool = False
 
 
-def _float(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _float(
+    values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     return torch.from_numpy(values.reshape(tuple(shape))).to(device=device, dtype=dtype)
 
 
@@ -58,8 +60,10 @@ def _random_range(like: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
     """Range of ``Tensor.random_``: [from, to), or all integers that the dtype holds exactly."""
     low, high = arguments.get("from") or 0, arguments.get("to")
     if high is None:
-        high = 2 ** round(-math.log2(torch.finfo(like.dtype).eps) + 1) if like.is_floating_point() else (
-            torch.iinfo(like.dtype).max
+        high = (
+            2 ** round(-math.log2(torch.finfo(like.dtype).eps) + 1)
+            if like.is_floating_point()
+            else (torch.iinfo(like.dtype).max)
         )
     return int(low), int(high)
 

@@ -160,10 +160,10 @@ class AuditorRounding(Rounding):
 
     def _next_site(self, fingerprint: int, place: Place) -> None:
         prints = self._log.fingerprints
-        if self.fingerprints and not self._located:
-            if self._site >= len(prints) or int(prints[self._site]) != fingerprint:
-                self._located = True  # everything after the first difference follows from it
-                self._find(place, "", None)
+        known = self._site < len(prints)
+        if self.fingerprints and not self._located and not (known and int(prints[self._site]) == fingerprint):
+            self._located = True  # everything after the first difference follows from it
+            self._find(place, "", None)
         super()._next_site(fingerprint, place)
 
     def end_replay(self) -> None:
@@ -173,7 +173,9 @@ class AuditorRounding(Rounding):
             finding = RoundingFinding("position", 0, None, float("nan"), float("inf"))
             self._find(lambda: ("(no such site)", ""), "", finding, site=min(beyond))
 
-    def _find(self, place: Place, op_class: str, finding: RoundingFinding | None, site: int | None = None) -> None:
+    def _find(
+        self, place: Place, op_class: str, finding: RoundingFinding | None, site: int | None = None
+    ) -> None:
         if len(self.findings) < self.MAX_FINDINGS:
             op, module = place()
             where = self._site if site is None else site

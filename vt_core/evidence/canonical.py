@@ -62,9 +62,7 @@ def loads_strict(data: bytes, what: str, max_bytes: int = DEFAULT_MAX_BYTES) -> 
             (i for i, (a, b) in enumerate(zip(data, canonical, strict=False)) if a != b),
             min(len(data), len(canonical)),
         )
-        raise _malformed(
-            what, f"it is not in canonical form (RFC 8785), first difference at byte {place}", byte=place
-        )
+        raise _malformed(what, f"it is not in canonical form (RFC 8785), first difference at byte {place}", byte=place)
     return value
 
 

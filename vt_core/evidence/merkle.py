@@ -73,9 +73,7 @@ def inclusion_proof(index: int, leaf_hashes: Sequence[bytes]) -> list[bytes]:
     return proof
 
 
-def verify_inclusion(
-    leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes
-) -> None:
+def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> None:
     """Check that the leaf hash ``leaf`` is number ``index`` of the tree of ``size`` leaves with
     ``expected_root``.
 
@@ -87,9 +85,7 @@ def verify_inclusion(
     node, last, result = index, size - 1, leaf
     for sibling in proof:
         if last == 0:
-            raise _malformed(
-                f"the inclusion proof for leaf {index} of {size} has too many hashes ({len(proof)})"
-            )
+            raise _malformed(f"the inclusion proof for leaf {index} of {size} has too many hashes ({len(proof)})")
         if node % 2 == 1 or node == last:
             result = node_hash(sibling, result)
             while node % 2 == 0 and node != 0:
@@ -129,9 +125,7 @@ def consistency_proof(old_size: int, leaf_hashes: Sequence[bytes]) -> list[bytes
     return proof[::-1]
 
 
-def verify_consistency(
-    old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
-) -> None:
+def verify_consistency(old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:
     """Check that the tree of ``new_size`` leaves with ``new_root`` begins with the tree of ``old_size``,
     ``old_root``.
 

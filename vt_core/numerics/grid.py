@@ -107,7 +107,8 @@ def lattice_index(y: FloatArray, grid: Grid) -> IntArray:
     """
     magnitude = np.minimum(np.abs(np.asarray(y, dtype=np.float64)), 2.0 ** (grid.emax + 1))
     _, exponent = np.frexp(magnitude)
-    binade = np.maximum(exponent.astype(np.int64) - 1, grid.emin)
+    # frexp gives zero the exponent 0; its binade is that of the subnormals.
+    binade = np.where(magnitude == 0, grid.emin, np.maximum(exponent.astype(np.int64) - 1, grid.emin))
     significand = np.ldexp(magnitude, (grid.precision - 1 - binade).astype(np.int32)).astype(np.int64)
     index = significand + (binade - grid.emin) * (1 << (grid.precision - 1))
     result: IntArray = np.where(np.asarray(y) < 0, -index, index)

@@ -124,9 +124,7 @@ def auditor_round_(
     result = AuditorResult()
     largest = _largest(flat)
     acceptable = acceptable_scales(largest, tolerance, x.dtype, True, floor)
-    scale = sparse.agree_on_scale(
-        entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result
-    )
+    scale = sparse.agree_on_scale(entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result)
     use: IntArray = np.empty(0, np.int64)
     logged: NDArray[np.float64] = np.empty(0, np.float64)
     if entries is not None and entries.positions.size:

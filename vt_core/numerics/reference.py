@@ -139,9 +139,7 @@ def auditor_round_(
     result = AuditorResult()
     largest = _largest(flat)
     acceptable = acceptable_scales(largest, tolerance, x.dtype, True, floor)
-    scale = sparse.agree_on_scale(
-        entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result
-    )
+    scale = sparse.agree_on_scale(entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result)
     use: IntArray | None = None
     if entries is not None and entries.positions.size:
         valid = sparse.valid_positions(entries, flat.numel(), result)

@@ -12,7 +12,14 @@ import torch
 from vt_core import __version__
 from vt_core.training.spec import ENGINE, libraries
 
-_VARIABLES = ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VT_PROFILE")
+_VARIABLES = (
+    "MKL_CBWR",
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VT_PROFILE",
+)
 
 
 def environment(device: str) -> dict[str, Any]:

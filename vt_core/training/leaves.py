@@ -91,7 +91,7 @@ def _leaf(item: dict[str, Any], tables: list[list[str]]) -> Leaf:
     roots = bytes.fromhex(item["tensors"])
     if len(roots) != 32 * len(names) or not all(isinstance(n, str) for n in names):
         raise ValueError("one root of 32 bytes is needed for each name")
-    digests = [bytes.fromhex(item[key]) for key in ("state", "log", "trace")]
-    if any(len(d) != 32 for d in digests):
+    state, log, trace = (bytes.fromhex(item[key]) for key in ("state", "log", "trace"))
+    if not len(state) == len(log) == len(trace) == 32:
         raise ValueError("a digest must have 32 bytes")
-    return Leaf(step, *digests, {n: roots[32 * i : 32 * i + 32] for i, n in enumerate(names)})
+    return Leaf(step, state, log, trace, {n: roots[32 * i : 32 * i + 32] for i, n in enumerate(names)})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vt_core.engine.rounding import Counters, TrainerRounding
-from vt_core.engine.rounding_log import LogWriter, encode_step, log_sizes, step_digest
+from vt_core.engine.rounding_log import LogWriter, log_sizes, step_digest
 from vt_core.evidence.canonical import dumps, float_to_hex
 from vt_core.evidence.digests import sha256_file
 from vt_core.training.checkpoint import SCALARS, TENSORS, save_checkpoint
@@ -77,8 +77,7 @@ def train_segment(
         for step in range(first, last + 1):
             rounding.begin_step(step)
             outcome = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
-            record = encode_step(rounding.end_step())
-            log.append_encoded(record)
+            record = log.append(rounding.end_step())
             logs.append(step_digest(record))
             traces.append(outcome.trace)
             rows.append(_row(step, outcome, record))
@@ -91,7 +90,11 @@ def train_segment(
     assert snapshot is not None  # the last step is always a commit step
     save_checkpoint(snapshot, draft)
     (draft / LEAVES).write_bytes(encode_leaves(leaves))
-    metrics = {"steps": rows, "counts": count_table(rounding.counters), "seconds": _hex(time.perf_counter() - started)}
+    metrics = {
+        "steps": rows,
+        "counts": count_table(rounding.counters),
+        "seconds": _hex(time.perf_counter() - started),
+    }
     (draft / METRICS).write_bytes(dumps(metrics))
     (draft / ENVIRONMENT).write_bytes(dumps(environment(str(session.device))))
     shutil.rmtree(directory, ignore_errors=True)

@@ -175,7 +175,7 @@ class Session:
                 tensor = tensor.to(self.spec.compute, copy=True)
                 rounding.plain(tensor, place)
             else:
-                rounding.note(zlib.crc32(np.ascontiguousarray(arrays[name]).view(np.uint8)), place)
+                rounding.note(zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes()), place)
             tensor = tensor.to(self.device)
             if self._channels_last and tensor.dim() == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)

@@ -76,17 +76,29 @@ def check_agreement(spec: RunSpec, job: Job, dataset: Dataset, limits: AuditorLi
     limit = limits.policy.get(spec.compute_dtype)
     wider = spec.policy.wider_than(limit) if limit is not None else ["all"]
     if wider:
-        raise EvidenceError("policy_too_wide", f"the tolerance is wider than this auditor accepts for: {', '.join(wider)}")
+        raise EvidenceError(
+            "policy_too_wide", f"the tolerance is wider than this auditor accepts for: {', '.join(wider)}"
+        )
     sources = source_digests(job)
     if sources != dict(spec.sources):
-        differing = sorted(n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n))
-        raise EvidenceError("code_mismatch", f"this copy of the job's code differs in: {', '.join(differing)}")
+        differing = sorted(
+            n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n)
+        )
+        raise EvidenceError(
+            "code_mismatch", f"this copy of the job's code differs in: {', '.join(differing)}"
+        )
     manifest = dataset.manifest()
     if manifest != dict(spec.manifest) or len(dataset) != spec.dataset_size:
-        differing = sorted(n for n in manifest.keys() | spec.manifest.keys() if manifest.get(n) != spec.manifest.get(n))
-        raise EvidenceError("data_mismatch", f"this copy of the data differs in: {', '.join(differing) or 'its size'}")
+        differing = sorted(
+            n for n in manifest.keys() | spec.manifest.keys() if manifest.get(n) != spec.manifest.get(n)
+        )
+        raise EvidenceError(
+            "data_mismatch", f"this copy of the data differs in: {', '.join(differing) or 'its size'}"
+        )
     if job.batch_size != spec.batch_size:
-        raise EvidenceError("spec_mismatch", f"the job makes batches of {job.batch_size}, the spec says {spec.batch_size}")
+        raise EvidenceError(
+            "spec_mismatch", f"the job makes batches of {job.batch_size}, the spec says {spec.batch_size}"
+        )
 
 
 def choose_segments(choice: str, run: Run, nonce: str) -> list[int]:
@@ -156,7 +168,10 @@ def verdict(
                 f"{bias.op_class} (p = {bias.p_value:.1e}): honest hardware does so in at most {limits.honest_rate:.0%}"
             )
     if reason is None and run.seal is None:
-        reason, message = Reason.NOT_SEALED, "what was published agrees bit for bit, but the run is not sealed yet"
+        reason, message = (
+            Reason.NOT_SEALED,
+            "what was published agrees bit for bit, but the run is not sealed yet",
+        )
     total = run.spec.segment_count
     replayed = len(ordered)
     headroom = max((float(c["max_distance"]) for c in counts.values()), default=0.0)
@@ -167,7 +182,9 @@ def verdict(
         "segments": [r.to_json() for r in ordered],
         "coverage": {"replayed": replayed, "total": total, "of_share": f"{replayed / total:.4f}"},
         "detection_probability": {
-            f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}" for bad in (1, 2, 5) if bad <= total
+            f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}"
+            for bad in (1, 2, 5)
+            if bad <= total
         },
         "first_divergence": None if divergence is None else divergence.to_json(),
         "counts": counts,
@@ -183,7 +200,9 @@ def total_counts(results: Sequence[SegmentResult]) -> dict[str, dict[str, Any]]:
     total: dict[str, dict[str, Any]] = {}
     for result in results:
         for name, n in result.counts.items():
-            into = total.setdefault(name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"})
+            into = total.setdefault(
+                name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"}
+            )
             for key in ("elements", "entries", "disagreements"):
                 into[key] += n[key]
             into["max_distance"] = max(into["max_distance"], n["max_distance"], key=float)

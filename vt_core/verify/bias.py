@@ -29,7 +29,9 @@ class Bias:
 
 
 def biased_class(
-    counts: Mapping[str, Mapping[str, Any]], honest_rate: float = HONEST_RATE, significance: float = SIGNIFICANCE
+    counts: Mapping[str, Mapping[str, Any]],
+    honest_rate: float = HONEST_RATE,
+    significance: float = SIGNIFICANCE,
 ) -> Bias | None:
     """Return the op class with the smallest p value below ``significance``, or None.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vt_core.engine.rounding import AuditorRounding, SiteFinding
-from vt_core.engine.rounding_log import LogReader, StepLog, step_digest
+from vt_core.engine.rounding_log import LogReader, step_digest
 from vt_core.errors import EvidenceError, OffGridError, PrecisionError, UnsupportedOperation
 from vt_core.evidence.digests import check_file
 from vt_core.evidence.records import SegmentRecord
@@ -61,7 +61,9 @@ def open_segment(session: Session, record: SegmentRecord, directory: Path) -> Op
     check_files(record, directory)
     leaves = decode_leaves((directory / LEAVES).read_bytes())
     if [leaf.hash().hex() for leaf in leaves] != list(record.leaves):
-        raise EvidenceError("evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES)
+        raise EvidenceError(
+            "evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES
+        )
     spec = session.spec
     expected = sorted(commit_steps(record.first_step, record.last_step, spec.commit_interval))
     if [leaf.step for leaf in leaves] != expected:
@@ -83,23 +85,26 @@ def _check_log(session: Session, record: SegmentRecord, directory: Path, leaves:
     with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
         header = {"spec": session.spec.digest(), "segment": record.index}
         if reader.header != header:
-            raise EvidenceError("evidence_malformed", "the log belongs to another segment or run spec", file=LOG)
+            raise EvidenceError(
+                "evidence_malformed", "the log belongs to another segment or run spec", file=LOG
+            )
+        if reader.steps != list(range(record.first_step, record.last_step + 1)):
+            raise EvidenceError(
+                "evidence_malformed", "the log does not hold one record for each step", file=LOG
+            )
         step = record.first_step
-        records = reader.encoded_steps()
         for leaf in leaves:
             hasher = hashlib.sha256()
             while step <= leaf.step:
-                encoded = next(records, None)
-                if encoded is None:
-                    raise EvidenceError("evidence_malformed", f"the log ends before step {step}", file=LOG, step=step)
-                hasher.update(step_digest(encoded))
+                hasher.update(step_digest(reader.record(step)))
                 step += 1
             if hasher.digest() != leaf.log:
                 raise EvidenceError(
-                    "evidence_malformed", "the log is not the one that the leaf commits to", file=LOG, step=leaf.step
+                    "evidence_malformed",
+                    "the log is not the one that the leaf commits to",
+                    file=LOG,
+                    step=leaf.step,
                 )
-        if next(records, None) is not None:
-            raise EvidenceError("evidence_malformed", "the log goes on after the last step", file=LOG)
 
 
 def replay_segment(
@@ -133,7 +138,9 @@ def replay_segment(
             state = load_checkpoint(before_directory)
             last = decode_leaves((before_directory / LEAVES).read_bytes())[-1]
             if digest(state).root != last.state or state.step != before.last_step:
-                raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
+                raise EvidenceError(
+                    "state_mismatch", "the checkpoint to start from is not the committed state"
+                )
         found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
     except EvidenceError as error:
         return result(Reason(error.reason), str(error), _place(record.index, error))
@@ -158,15 +165,11 @@ def _replay(
     if state is not None:
         session.restore(state)
     with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
-        logs = reader.steps()
         step = record.first_step
         for leaf in leaves:
             traces, first = [], None
             while step <= leaf.step:
-                log: StepLog = next(logs)
-                rounding.begin_replay(log)
-                if log.step != step:
-                    raise EvidenceError("evidence_malformed", f"the log's record says step {log.step}", step=step)
+                rounding.begin_replay(reader.read_step(step))
                 outcome = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
                 rounding.end_replay()
                 traces.append(outcome.trace)
@@ -197,7 +200,11 @@ def _compare(
     log_finding = next((f for f in findings if f.rounding is not None), None)
     if not same_trace:
         place = _at(segment, step, located, differing)
-        return Reason.TRACE_MISMATCH, "the trainer ran another sequence of operations than the agreed code", place
+        return (
+            Reason.TRACE_MISMATCH,
+            "the trainer ran another sequence of operations than the agreed code",
+            place,
+        )
     if log_finding is not None and log_finding.rounding is not None:
         place = _at(segment, step, log_finding, differing)
         distance = log_finding.rounding.distance
@@ -252,5 +259,3 @@ def _place(segment: int, error: EvidenceError) -> Divergence:
     step = place.get("step")
     tensors = place.get("tensors") or ((place["tensor"],) if "tensor" in place else ())
     return Divergence(segment, step if isinstance(step, int) else None, tensors=tuple(map(str, tensors)))
-
-

@@ -1,0 +1,64 @@
+"""The audit flow: reads a run from the store alone, replays segments, gives a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.auditing import Auditor
+from tasks.runs import RunStore
+from tasks.store import open_store
+from vt_core.errors import EvidenceError
+from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.verdict import SegmentResult
+
+# A replay is never cached: a verdict that comes from a cache says nothing.
+
+
+@task(
+    task_run_name="prepare", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=[2, 10],
+    retry_condition_fn=lambda task, run, state: not isinstance(getattr(state, "data", None), EvidenceError),
+)  # fmt: skip
+def prepare(auditor: Auditor, segments: str) -> list[int]:
+    """Check commitments, code and data; choose segments and fetch their artifacts."""
+    return auditor.prepare(segments)
+
+
+@task(task_run_name="replay-segment-{index}", cache_policy=NO_CACHE, persist_result=False)
+def replay_segment(auditor: Auditor, index: int) -> SegmentResult:
+    """Replay one segment."""
+    return auditor.replay(index)
+
+
+def run_audit(auditor: Auditor, segments: str) -> dict[str, Any]:
+    """Audit a run; returns the verdict, which is stored as well. Call it inside a flow."""
+    with auditor.open():
+        try:
+            chosen = prepare(auditor, segments)
+        except EvidenceError as error:
+            return auditor.without_replay(error)
+        return auditor.conclude([replay_segment(auditor, index) for index in chosen])
+
+
+@flow(name="audit", flow_run_name="audit-{run_id}", persist_result=False, validate_parameters=False)
+def audit(
+    run_id: str,
+    store: str,
+    segments: str = "all",
+    data: str | None = None,
+    device: str = "cpu",
+    limits: dict[str, Any] | None = None,
+    workspace: str = ".vt",
+    keep: bool = False,
+) -> dict[str, Any]:
+    """Audit ``run_id`` in ``store`` and return the verdict (see ``docs/verdicts.md``).
+
+    ``segments``: ``all``, ``sample:N`` or numbers as in ``0,2,5-7``. ``data``: where this auditor's copy of the data
+    lies. Raises NotFound, StoreError and SpecError for problems that are not the trainer's.
+    """
+    run = RunStore(open_store(store), run_id)
+    auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device, keep)
+    return run_audit(auditor, segments)

@@ -1,0 +1,78 @@
+"""The train flow: one Prefect task trains a segment, one publishes it; a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.params import Params, load_params
+from tasks.runs import RunStore
+from tasks.store import open_store
+from tasks.training import Trainer, new_run_id
+from vt_core.errors import SpecError
+from vt_core.evidence.records import Seal, SegmentRecord
+from vt_core.training.segment import Segment
+
+# A training step is never cached: an equal tensor would not hit the cache, and an unequal one must not.
+
+
+@task(task_run_name="train-segment-{index}", cache_policy=NO_CACHE, persist_result=False)
+def train_segment(trainer: Trainer, index: int) -> Segment:
+    """Train one segment into the workspace."""
+    return trainer.train(index)
+
+
+@task(
+    task_run_name="publish-segment-{index}", cache_policy=NO_CACHE, persist_result=False,
+    retries=3, retry_delay_seconds=[2, 10, 30], retry_jitter_factor=0.5,
+    retry_condition_fn=lambda task, run, state: not isinstance(_error(state), SpecError),
+)  # fmt: skip
+def publish_segment(trainer: Trainer, index: int, segment: Segment) -> SegmentRecord:
+    """Push the artifacts and commit to them; the store may be away for a while."""
+    return trainer.publish(segment)
+
+
+@task(task_run_name="seal", cache_policy=NO_CACHE, persist_result=False, retries=3, retry_delay_seconds=[2, 10, 30])
+def seal_run(trainer: Trainer) -> Seal:
+    """Commit to the whole run."""
+    return trainer.seal()
+
+
+def run_segments(trainer: Trainer) -> dict[str, Any]:
+    """Train, publish and seal what is missing of a run; returns the summary. Call it inside a flow."""
+    started = time.perf_counter()
+    with trainer.open():
+        for index in range(trainer.begin(), trainer.published.segment_count):
+            publish_segment(trainer, index, train_segment(trainer, index))
+        return trainer.summary(seal_run(trainer), time.perf_counter() - started)
+
+
+@flow(name="train", flow_run_name="train-{run_id}", persist_result=False, validate_parameters=False)
+def train(
+    params: str = "params.yaml", store: str | None = None, run_id: str | None = None, workspace: str = ".vt"
+) -> dict[str, Any]:
+    """Train the run that the parameter file describes; returns run id, state digest, root and sizes.
+
+    A run of the same ``run_id`` is resumed. Raises SpecError, StoreError, and the engine's errors.
+    """
+    return run_segments(make_trainer(load_params(Path(params)), store, run_id, Path(workspace)))
+
+
+def make_trainer(params: Params, store: str | None, run_id: str | None, workspace: Path) -> Trainer:
+    """Build the trainer of a run from parameters. Raises SpecError."""
+    url = store or params.store
+    if url is None:
+        raise SpecError("no store: give --store URL, or 'store:' in the parameters")
+    job, dataset = params.open_job()
+    spec = params.spec(job, dataset)
+    run = RunStore(open_store(url, create=True), run_id or new_run_id(spec))
+    return Trainer(run, workspace / "train", spec, job, dataset, params.device)
+
+
+def _error(state: Any) -> BaseException | None:
+    data = getattr(state, "data", None)
+    return data if isinstance(data, BaseException) else None
