@@ -90,7 +90,7 @@ class ArtifactStore:
             raise StoreError(f"cannot publish {directory}: it is not a directory inside {self._workspace}")
         path = target.relative_to(self._workspace).as_posix()
         self._check_path(path)
-        self._dvc.run(["--wait-for-lock", "add", "--quiet", path], self._workspace)
+        self._dvc.run(["--wait-for-lock", "add", path], self._workspace)
         pointer = _read_pointer(self._workspace / f"{path}.dvc")
         if not self._remote.is_s3:
             _make_directory(Path(self._remote.url))
@@ -119,6 +119,8 @@ class ArtifactStore:
             raise StoreError(f"cannot fetch into {into}: it is not inside the workspace {self._workspace}")
         if not pointers:
             return
+        for path in pointers:
+            self._check_path(path)  # as it was given: joining it to a directory would hide '/x' and 'a//b'
         pointers = {(base / k).relative_to(self._workspace).as_posix(): p for k, p in pointers.items()}
         listings: dict[str, dict[str, str]] = {}
         for path, pointer in pointers.items():
@@ -139,7 +141,8 @@ class ArtifactStore:
             raise
 
     def _configure(self, directory: Path) -> None:
-        self._dvc.run(["init", "--no-scm", "--quiet"], directory)
+        # Never --quiet: it silences DVC's errors too.
+        self._dvc.run(["init", "--no-scm"], directory)
         url = self._remote.url
         if not self._remote.is_s3:
             # DVC cannot write a path into its configuration that is not ASCII (it empties the file instead),
@@ -148,7 +151,7 @@ class ArtifactStore:
             os.symlink(url, directory / ".dvc" / _LINK)
             url = f".dvc/{_LINK}"
         for argv in (
-            ["remote", "add", "--quiet", "--default", _REMOTE, url],
+            ["remote", "add", "--default", _REMOTE, url],
             # DVC trusts S3 by default: an overwritten object would be pulled without an error.
             ["remote", "modify", _REMOTE, "verify", "true"],
             *(["remote", "modify", _REMOTE, name, value] for name, value in sorted(self._remote.options.items())),

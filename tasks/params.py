@@ -56,9 +56,7 @@ def load_params(path: Path) -> Params:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"cannot read the parameters {path}: {error}. Give another file with --params."
-        ) from error
+        raise SpecError(f"cannot read the parameters {path}: {error}. Give another file with --params.") from error
     try:
         plain = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -85,9 +83,7 @@ def parse_params(plain: Any, folder: Path, what: str) -> Params:
     store = plain.get("store")
     if store is not None and not isinstance(store, str):
         raise SpecError(f"{what}: store must be a URL or a path")
-    return Params(
-        job["reference"], _section(job, "args", what), location, _section(plain, "train", what), store, audit
-    )
+    return Params(job["reference"], _section(job, "args", what), location, _section(plain, "train", what), store, audit)
 
 
 def _section(plain: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:

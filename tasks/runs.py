@@ -22,9 +22,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def check_run_id(run_id: str) -> str:
     """Return a valid run id; SpecError otherwise."""
     if not _RUN_ID.fullmatch(run_id):
-        raise SpecError(
-            f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit"
-        )
+        raise SpecError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     return run_id
 
 
@@ -84,9 +82,7 @@ class RunStore:
 
     def publish_segment(self, record: SegmentRecord) -> None:
         """Commit to a segment. Raises SpecError if another trainer has published another segment in its place."""
-        self._create_same(
-            self._segment(record.index), record.to_bytes(), f"has another segment {record.index} already"
-        )
+        self._create_same(self._segment(record.index), record.to_bytes(), f"has another segment {record.index} already")
 
     def publish_seal(self, seal: Seal) -> None:
         """Seal the run."""

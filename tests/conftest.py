@@ -120,6 +120,8 @@ def _arguments(directory: Path, config: Path, ports: list[int]) -> list[str]:
         "-ip.bind=127.0.0.1",
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
         f"-s3.config={config}",
+        f"-s3.localSocket={directory / 's3.sock'}",  # they would be left in /tmp
+        f"-filer.localSocket={directory / 'filer.sock'}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.autoCreateBucket=false",

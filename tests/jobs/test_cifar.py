@@ -51,10 +51,7 @@ def test_augmentation_depends_on_the_stream_and_on_nothing_else(cifar_folder: Pa
     assert one.tobytes() == same.tobytes()
     assert one.tobytes() != other.tobytes()
     plain = load_cifar(str(cifar_folder), augment=False)
-    assert (
-        plain.batch(indices, stream(1))["images"].tobytes()
-        == plain.batch(indices, stream(2))["images"].tobytes()
-    )
+    assert plain.batch(indices, stream(1))["images"].tobytes() == plain.batch(indices, stream(2))["images"].tobytes()
 
 
 def test_crop_and_flip_equals_a_slow_reference(records: Callable[[int, int], np.ndarray]) -> None:
@@ -71,9 +68,7 @@ def test_crop_and_flip_equals_a_slow_reference(records: Callable[[int, int], np.
     assert np.array_equal(out[2], pixels[2])  # the middle of the padding is the image itself
 
 
-def test_manifest_is_the_digest_of_the_joined_files_and_not_of_their_places(
-    cifar_folder: Path, tmp_path: Path
-) -> None:
+def test_manifest_is_the_digest_of_the_joined_files_and_not_of_their_places(cifar_folder: Path, tmp_path: Path) -> None:
     original = load_cifar(str(cifar_folder), True).manifest()
     joined = b"".join((cifar_folder / f"data_batch_{i}.bin").read_bytes() for i in (1, 2))
     assert original == {"train": hashlib.sha256(joined).hexdigest()}

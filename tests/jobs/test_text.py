@@ -200,9 +200,7 @@ def test_unusable_text_is_refused(tmp_path: Path, content: bytes, message: str) 
         Gpt2TextJob(batch_size=8, hold_out=0.0).dataset(str(file))
 
 
-def test_over_long_text_is_refused_before_it_is_read(
-    text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_long_text_is_refused_before_it_is_read(text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = text_file.stat().st_size
     monkeypatch.setattr(text_data, "MAX_BYTES", size)
     Gpt2TextJob().dataset(str(text_file))

@@ -122,9 +122,7 @@ def test_batches_are_pure_and_of_the_promised_types(case: tuple[Job, Dataset, in
     assert all(after[name].tobytes() == again[name].tobytes() for name in again)
 
 
-def test_evaluation_gives_numbers_and_leaves_the_model_alone(
-    case: tuple[Job, Dataset, int], train: Any
-) -> None:
+def test_evaluation_gives_numbers_and_leaves_the_model_alone(case: tuple[Job, Dataset, int], train: Any) -> None:
     job, dataset, _ = case
     model, _ = train(job, dataset, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}

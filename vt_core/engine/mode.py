@@ -67,9 +67,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.skip_random = False
         self.trace = Trace()
         self.moment = Moment()
-        self.drawn: list[
-            weakref.ref[Tensor]
-        ] = []  # what random operations returned while the model was built
+        self.drawn: list[weakref.ref[Tensor]] = []  # what random operations returned while the model was built
         self.last_writer: dict[int, str] = {}  # storage address -> last operation that wrote it in place
         self.treatments: dict[Treatment | OpClass, TreatmentFunction] = {
             Treatment.EXACT: _exact,
@@ -145,9 +143,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _check_precision(self, plan: Plan, result: Any) -> Any:
         if isinstance(result, Tensor):
-            if result.dtype is self.compute or not (
-                result.dtype.is_floating_point or result.dtype.is_complex
-            ):
+            if result.dtype is self.compute or not (result.dtype.is_floating_point or result.dtype.is_complex):
                 return result
             if self.promote and result.dtype in _FLOATS and not plan.in_place:
                 return result.to(self.compute)
@@ -160,9 +156,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return type(result)(self._check_precision(plan, item) for item in result)
         return result
 
-    def _promote_dtypes(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _promote_dtypes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def promoted(value: Any) -> Any:
             return self.compute if isinstance(value, torch.dtype) and value in _FLOATS else value
 
@@ -206,9 +200,7 @@ def _exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwa
     return result
 
 
-def _canonical(
-    mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = by_name(plan, args, kwargs)
     out = arguments.pop("out", None)
     if not any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in arguments.values()):
@@ -236,12 +228,7 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
     place = mode.place(plan)
     done: set[int] = set()
     for i, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-        if (
-            isinstance(tensor, Tensor)
-            and tensor.dtype is mode.compute
-            and tensor.numel()
-            and id(tensor) not in done
-        ):
+        if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
             floor = floors[i] if floors is not None and i < len(floors) else 0.0
             mode.rounding.inexact(tensor, plan.op_class, floor, place)
             done.add(id(tensor))
@@ -270,9 +257,7 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
         )
     targets = mode.mutated(plan, args, kwargs)
     # Out of place: let PyTorch work out shape, dtype and layout, and overwrite what it drew.
-    result = (
-        (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
-    )
+    result = (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
     if result is None:
         result = targets[0]
     if moment.step == 0:

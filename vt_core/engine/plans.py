@@ -43,9 +43,7 @@ def make_plan(func: torch._ops.OpOverload) -> Plan:
     packet = func._schema.name.split("::")[1]
     name = base_name(packet)
     arguments = func._schema.arguments
-    written = [
-        (i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
-    ]
+    written = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
     silent = [(i, n) for i, n in SILENT_MUTATIONS.get(packet, ()) if (i, n) not in written]
     is_view = bool(getattr(func, "is_view", False)) and not written
     treatment = Treatment.VIEW if is_view or packet in ("detach", "alias") else treatment_of(name)
@@ -80,9 +78,7 @@ def refine(plan: Plan, arguments: dict[str, Any]) -> Treatment:
 
 
 # Treatments that look at arguments before they are final.
-REFINED = frozenset(
-    {"add", "sub", "rsub", "div", "index_put", "_unsafe_index_put", "_index_put_impl", "scatter"}
-)
+REFINED = frozenset({"add", "sub", "rsub", "div", "index_put", "_unsafe_index_put", "_index_put_impl", "scatter"})
 
 
 def by_name(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

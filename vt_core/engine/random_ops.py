@@ -27,9 +27,7 @@ class Drawn:
     inexact: bool = False
 
 
-def _float(
-    values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _float(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.from_numpy(values.reshape(tuple(shape))).to(device=device, dtype=dtype)
 
 

@@ -173,9 +173,7 @@ class AuditorRounding(Rounding):
             finding = RoundingFinding("position", 0, None, float("nan"), float("inf"))
             self._find(lambda: ("(no such site)", ""), "", finding, site=min(beyond))
 
-    def _find(
-        self, place: Place, op_class: str, finding: RoundingFinding | None, site: int | None = None
-    ) -> None:
+    def _find(self, place: Place, op_class: str, finding: RoundingFinding | None, site: int | None = None) -> None:
         if len(self.findings) < self.MAX_FINDINGS:
             op, module = place()
             where = self._site if site is None else site

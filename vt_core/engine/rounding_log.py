@@ -104,16 +104,15 @@ class LogReader:
             # O_NONBLOCK: a pipe put in place of the file must not hang the reader.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise EvidenceError(
-                "artifact_missing", f"there is no rounding log {path}", file=str(path)
-            ) from error
+            raise EvidenceError("artifact_missing", f"there is no rounding log {path}", file=str(path)) from error
         except OSError as error:
             raise StoreError(f"cannot read the rounding log {path}: {error.strerror}") from error
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise self._malformed("is not a regular file")
         self._file: BinaryIO = os.fdopen(descriptor, "rb")
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._malformed("is not a regular file")
             if status.st_size > max_bytes:
                 raise self._malformed(f"has {status.st_size} bytes, the limit is {max_bytes}")
             self._size = status.st_size

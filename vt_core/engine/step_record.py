@@ -165,9 +165,7 @@ def _decode(record: bytes) -> StepLog:
     if len(data) != length:
         raise ValueError(f"the header says {length} bytes, there are {len(data)}")
     if 3 * site_count + 4 * fingerprint_count > length:
-        raise ValueError(
-            f"{site_count} sites and {fingerprint_count} fingerprints cannot be in {length} bytes"
-        )
+        raise ValueError(f"{site_count} sites and {fingerprint_count} fingerprints cannot be in {length} bytes")
     sites, at = _get_sites(data, site_count)
     entries, full = sum(s.count for s in sites), sum(s.full for s in sites)
     # Each Rice code has at least one bit.

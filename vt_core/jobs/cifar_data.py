@@ -33,9 +33,7 @@ _TRAIN_NAME = re.compile(r"data_batch_([0-9]+)\.bin")
 class CifarDataset:
     """Training images held as bytes; pixels become floats when a batch is made."""
 
-    def __init__(
-        self, records: npt.NDArray[np.uint8], held_out: npt.NDArray[np.uint8] | None, augment: bool
-    ) -> None:
+    def __init__(self, records: npt.NDArray[np.uint8], held_out: npt.NDArray[np.uint8] | None, augment: bool) -> None:
         """Keep ``records`` and ``held_out``, both uint8 of shape (N, 3073)."""
         self.records, self.augment = records, augment
         self.held_out = held_out

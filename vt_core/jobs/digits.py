@@ -91,9 +91,7 @@ class DigitsJob(Job):
         parts.check_fraction(dropout=dropout, momentum=momentum)
         parts.check_not_negative(lr=lr, weight_decay=weight_decay, hold_out=hold_out)
         if not isinstance(hold_out, int) or hold_out > IMAGES - batch_size:
-            raise SpecError(
-                f"hold_out {hold_out!r} must be an integer that leaves a batch of the {IMAGES} images"
-            )
+            raise SpecError(f"hold_out {hold_out!r} must be an integer that leaves a batch of the {IMAGES} images")
         self.batch_size, self.width, self.dropout = batch_size, width, float(dropout)
         self.lr, self.momentum, self.weight_decay = float(lr), float(momentum), float(weight_decay)
         self.hold_out = hold_out

@@ -77,9 +77,7 @@ class Gpt2TextJob(Job):
 
     def dataset(self, location: str | None) -> text_data.TextDataset:
         """Return the blocks of the file ``location``; raises SpecError if it is unusable or too short."""
-        dataset = text_data.load_text(
-            location, self.tokens, self.config.vocabulary, self.block, self.hold_out
-        )
+        dataset = text_data.load_text(location, self.tokens, self.config.vocabulary, self.block, self.hold_out)
         if len(dataset) < self.batch_size:
             raise SpecError(
                 f"text is too short: {len(dataset)} blocks of {self.block} tokens do not fill a batch of "
@@ -94,9 +92,7 @@ class Gpt2TextJob(Job):
 
     def learning_rate(self, step: int) -> float | None:
         """Return the rate of ``step`` (from 1) by warm-up and cosine."""
-        return parts.warmup_cosine(
-            step, peak=self.lr, warmup=self.warmup, total=self.total_steps, floor=0.1 * self.lr
-        )
+        return parts.warmup_cosine(step, peak=self.lr, warmup=self.warmup, total=self.total_steps, floor=0.1 * self.lr)
 
     def before_update(self, model: nn.Module) -> None:
         """Clip the global gradient norm."""
@@ -104,9 +100,7 @@ class Gpt2TextJob(Job):
 
     def evaluate(self, model: nn.Module, dataset: Dataset) -> dict[str, float]:
         """Return ``loss`` (nats a token) and ``perplexity`` on at most 64 held-out blocks."""
-        held = (
-            dataset.held_out_batch(EVALUATION_BLOCKS) if isinstance(dataset, text_data.TextDataset) else None
-        )
+        held = dataset.held_out_batch(EVALUATION_BLOCKS) if isinstance(dataset, text_data.TextDataset) else None
         if held is None:
             return {}
         was_training = model.training

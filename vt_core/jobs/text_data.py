@@ -64,9 +64,7 @@ class TextDataset:
         """Return the digests of the text's bytes and of all its token ids (held-out ones too)."""
         return {"text": hashlib.sha256(self._content).hexdigest(), "tokens": array_digest(self._ids)}
 
-    def _blocks(
-        self, ids: npt.NDArray[np.int32], indices: npt.NDArray[np.int64]
-    ) -> dict[str, npt.NDArray[Any]]:
+    def _blocks(self, ids: npt.NDArray[np.int32], indices: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         places = indices[:, None] * self.block + np.arange(self.block + 1)
         chosen = ids[places].astype(np.int64)
         return {"tokens": chosen[:, :-1].copy(), "targets": chosen[:, 1:].copy()}
@@ -92,9 +90,7 @@ def read_text(location: str | None) -> bytes:
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
-            raise SpecError(
-                f"text {file} has {size} bytes; at most {MAX_BYTES} are supported: use a part of it"
-            )
+            raise SpecError(f"text {file} has {size} bytes; at most {MAX_BYTES} are supported: use a part of it")
         content = file.read_bytes()
     except OSError as exc:
         raise SpecError(f"cannot read the text {file}: {exc.strerror}") from exc

@@ -40,7 +40,5 @@ def load_checkpoint(directory: Path) -> State:
                torch.int8, torch.int16, torch.bool)  # fmt: skip
     for name, tensor in tensors.items():
         if tensor.dtype not in allowed:
-            raise EvidenceError(
-                "evidence_malformed", f"{TENSORS}: {name} has dtype {tensor.dtype}", file=TENSORS
-            )
+            raise EvidenceError("evidence_malformed", f"{TENSORS}: {name} has dtype {tensor.dtype}", file=TENSORS)
     return State(plain["step"], tensors, plain["scalars"])

@@ -139,9 +139,7 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
         raise SpecError(f"job {reference!r} does not accept the arguments {given!r}: {exc}") from exc
     size = getattr(job, "batch_size", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise SpecError(
-            f"job {reference!r} has batch_size {size!r}; set self.batch_size to an int of 1 or more"
-        )
+        raise SpecError(f"job {reference!r} has batch_size {size!r}; set self.batch_size to an int of 1 or more")
     return job
 
 
@@ -190,14 +188,10 @@ def _check_arguments(reference: str, cls: type[Job], given: dict[str, Any]) -> N
     keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [p for p in parameters if p.kind in keyword]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    accepted = ", ".join(
-        p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}" for p in named
-    )
+    accepted = ", ".join(p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default!r}" for p in named)
     unknown = sorted(set(given) - {p.name for p in named})
     if unknown and not takes_any:
-        raise SpecError(
-            f"job {reference!r} has no argument {', '.join(unknown)}; it accepts: {accepted or 'none'}"
-        )
+        raise SpecError(f"job {reference!r} has no argument {', '.join(unknown)}; it accepts: {accepted or 'none'}")
     absent = [p.name for p in named if p.default is inspect.Parameter.empty and p.name not in given]
     if absent:
         raise SpecError(f"job {reference!r} needs the argument {', '.join(absent)}; it accepts: {accepted}")

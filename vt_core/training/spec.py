@@ -69,9 +69,7 @@ class RunSpec:
     def segment_range(self, index: int) -> tuple[int, int]:
         """Return (first step, last step) of a segment, both included; segment 0 is step 0, the initialisation."""
         if not 0 <= index < self.segment_count:
-            raise SpecError(
-                f"segment {index} does not exist: the run has segments 0 to {self.segment_count - 1}"
-            )
+            raise SpecError(f"segment {index} does not exist: the run has segments 0 to {self.segment_count - 1}")
         if index == 0:
             return 0, 0
         return (index - 1) * self.segment_steps + 1, min(index * self.segment_steps, self.steps)
@@ -143,9 +141,7 @@ def _check(spec: RunSpec) -> None:
         if getattr(spec, name) < 1:
             raise SpecError(f"{name} must be at least 1, not {getattr(spec, name)}")
     if spec.dataset_size < spec.batch_size:
-        raise SpecError(
-            f"a batch of {spec.batch_size} is larger than the dataset of {spec.dataset_size} samples"
-        )
+        raise SpecError(f"a batch of {spec.batch_size} is larger than the dataset of {spec.dataset_size} samples")
     if not 0 <= spec.seed < 1 << 64:
         raise SpecError("seed must be between 0 and 2^64 - 1")
     if spec.compute_dtype not in COMPUTE:
@@ -172,9 +168,7 @@ def build_spec(
     }  # fmt: skip
     unknown = sorted(set(train) - set(known))
     if unknown:
-        raise SpecError(
-            f"unknown parameter in section 'train': {', '.join(unknown)}; known: {', '.join(known)}"
-        )
+        raise SpecError(f"unknown parameter in section 'train': {', '.join(unknown)}; known: {', '.join(known)}")
     given = {**known, **{k: v for k, v in train.items() if v is not None}}
     for name in ("seed", "steps", "epochs", "segment_steps", "commit_interval"):
         if given[name] is not None and (isinstance(given[name], bool) or not isinstance(given[name], int)):

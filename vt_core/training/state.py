@@ -53,9 +53,7 @@ def live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
-                raise SpecError(
-                    "the optimizer has a parameter that is not the model's: register it in the model"
-                )
+                raise SpecError("the optimizer has a parameter that is not the model's: register it in the model")
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"optim.{names[id(parameter)]}.{key}"] = value
@@ -132,9 +130,7 @@ def restore(state: State, model: nn.Module, optimizer: torch.optim.Optimizer, co
     _restore_optimizer(state, model, optimizer, compute)
 
 
-def _restore_optimizer(
-    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype
-) -> None:
+def _restore_optimizer(state: State, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype) -> None:
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for name, tensor in state.tensors.items():
@@ -158,9 +154,7 @@ def _restore_optimizer(
         for name, values in scalars.items():
             optimizer.state[parameters[name]].update({k: _from_json(v) for k, v in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EvidenceError(
-            "state_mismatch", f"the optimizer's scalars do not fit this job: {error}"
-        ) from error
+        raise EvidenceError("state_mismatch", f"the optimizer's scalars do not fit this job: {error}") from error
 
 
 def digest(state: State) -> StateDigest:
@@ -212,9 +206,7 @@ def _to_json(value: Any, name: str) -> Any:
         return {"float": float_to_hex(float(value))}
     if isinstance(value, (tuple, list)):
         return [_to_json(item, name) for item in value]
-    raise SpecError(
-        f"optimizer setting {name!r} of type {type(value).__name__} cannot be put into the evidence"
-    )
+    raise SpecError(f"optimizer setting {name!r} of type {type(value).__name__} cannot be put into the evidence")
 
 
 def _from_json(value: Any) -> Any:

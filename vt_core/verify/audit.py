@@ -81,20 +81,12 @@ def check_agreement(spec: RunSpec, job: Job, dataset: Dataset, limits: AuditorLi
         )
     sources = source_digests(job)
     if sources != dict(spec.sources):
-        differing = sorted(
-            n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n)
-        )
-        raise EvidenceError(
-            "code_mismatch", f"this copy of the job's code differs in: {', '.join(differing)}"
-        )
+        differing = sorted(n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n))
+        raise EvidenceError("code_mismatch", f"this copy of the job's code differs in: {', '.join(differing)}")
     manifest = dataset.manifest()
     if manifest != dict(spec.manifest) or len(dataset) != spec.dataset_size:
-        differing = sorted(
-            n for n in manifest.keys() | spec.manifest.keys() if manifest.get(n) != spec.manifest.get(n)
-        )
-        raise EvidenceError(
-            "data_mismatch", f"this copy of the data differs in: {', '.join(differing) or 'its size'}"
-        )
+        differing = sorted(n for n in manifest.keys() | spec.manifest.keys() if manifest.get(n) != spec.manifest.get(n))
+        raise EvidenceError("data_mismatch", f"this copy of the data differs in: {', '.join(differing) or 'its size'}")
     if job.batch_size != spec.batch_size:
         raise EvidenceError(
             "spec_mismatch", f"the job makes batches of {job.batch_size}, the spec says {spec.batch_size}"
@@ -182,9 +174,7 @@ def verdict(
         "segments": [r.to_json() for r in ordered],
         "coverage": {"replayed": replayed, "total": total, "of_share": f"{replayed / total:.4f}"},
         "detection_probability": {
-            f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}"
-            for bad in (1, 2, 5)
-            if bad <= total
+            f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}" for bad in (1, 2, 5) if bad <= total
         },
         "first_divergence": None if divergence is None else divergence.to_json(),
         "counts": counts,
@@ -200,9 +190,7 @@ def total_counts(results: Sequence[SegmentResult]) -> dict[str, dict[str, Any]]:
     total: dict[str, dict[str, Any]] = {}
     for result in results:
         for name, n in result.counts.items():
-            into = total.setdefault(
-                name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"}
-            )
+            into = total.setdefault(name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"})
             for key in ("elements", "entries", "disagreements"):
                 into[key] += n[key]
             into["max_distance"] = max(into["max_distance"], n["max_distance"], key=float)

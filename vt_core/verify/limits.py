@@ -36,9 +36,7 @@ class AuditorLimits:
         policies = dict(DEFAULT)
         for dtype, classes in dict(given.pop("policy", None) or {}).items():
             if dtype not in policies:
-                raise SpecError(
-                    f"audit.limits.policy: {dtype!r} is not a compute dtype; known: {', '.join(policies)}"
-                )
+                raise SpecError(f"audit.limits.policy: {dtype!r} is not a compute dtype; known: {', '.join(policies)}")
             try:
                 policies[dtype] = TolerancePolicy.from_json({**policies[dtype].to_json(), **classes})
             except (TypeError, ValueError, KeyError) as error:

@@ -61,9 +61,7 @@ def open_segment(session: Session, record: SegmentRecord, directory: Path) -> Op
     check_files(record, directory)
     leaves = decode_leaves((directory / LEAVES).read_bytes())
     if [leaf.hash().hex() for leaf in leaves] != list(record.leaves):
-        raise EvidenceError(
-            "evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES
-        )
+        raise EvidenceError("evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES)
     spec = session.spec
     expected = sorted(commit_steps(record.first_step, record.last_step, spec.commit_interval))
     if [leaf.step for leaf in leaves] != expected:
@@ -85,13 +83,9 @@ def _check_log(session: Session, record: SegmentRecord, directory: Path, leaves:
     with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
         header = {"spec": session.spec.digest(), "segment": record.index}
         if reader.header != header:
-            raise EvidenceError(
-                "evidence_malformed", "the log belongs to another segment or run spec", file=LOG
-            )
+            raise EvidenceError("evidence_malformed", "the log belongs to another segment or run spec", file=LOG)
         if reader.steps != list(range(record.first_step, record.last_step + 1)):
-            raise EvidenceError(
-                "evidence_malformed", "the log does not hold one record for each step", file=LOG
-            )
+            raise EvidenceError("evidence_malformed", "the log does not hold one record for each step", file=LOG)
         step = record.first_step
         for leaf in leaves:
             hasher = hashlib.sha256()
@@ -138,9 +132,7 @@ def replay_segment(
             state = load_checkpoint(before_directory)
             last = decode_leaves((before_directory / LEAVES).read_bytes())[-1]
             if digest(state).root != last.state or state.step != before.last_step:
-                raise EvidenceError(
-                    "state_mismatch", "the checkpoint to start from is not the committed state"
-                )
+                raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
         found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
     except EvidenceError as error:
         return result(Reason(error.reason), str(error), _place(record.index, error))

@@ -1,0 +1,72 @@
+"""Speed of the rounding kernels against a memory copy (``torch.copy_``) and against the reference.
+
+    python bench/bench_rounding.py
+
+Medians of interleaved runs, so that a busy machine slows all of them alike. Each kernel run starts from unrounded
+values: the copy that restores them is timed by itself and is the unit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from vt_core.numerics import DEFAULT, Grid, OpClass, kernels, reference
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def compile_time() -> float:
+    """First calls: compilation, or loading from numba's cache."""
+    start = time.perf_counter()
+    for name in ("float64", "float32"):
+        x = torch.ones(4, dtype=getattr(torch, name))
+        tolerance = DEFAULT[name][OpClass.CONTRACTION]
+        entries = kernels.trainer_round_(x, tolerance, Grid.parse("bfloat16"), True).entries
+        kernels.auditor_round_(x, tolerance, Grid.parse("bfloat16"), entries, True)
+        kernels.round_plain_(x, Grid.parse("bfloat16"), True)
+        kernels.correctly_rounded_sqrt(x)
+    return time.perf_counter() - start
+
+
+def measure(log_size: int, compute: str, grid_name: str, rounds: int, with_reference: bool) -> None:
+    grid, tolerance = Grid.parse(grid_name), DEFAULT[compute][OpClass.CONTRACTION]
+    source = torch.randn(1 << log_size, dtype=getattr(torch, compute), generator=torch.Generator().manual_seed(0))
+    x = source.clone()
+    entries = kernels.trainer_round_(x, tolerance, grid, False).entries
+    work: dict[str, Callable[[], object]] = {
+        "trainer": lambda: kernels.trainer_round_(x, tolerance, grid, False),
+        "trainer+fp": lambda: kernels.trainer_round_(x, tolerance, grid, True),
+        "auditor+fp": lambda: kernels.auditor_round_(x, tolerance, grid, entries, True),
+        "plain": lambda: kernels.round_plain_(x, grid, False),
+    }
+    if with_reference:
+        work["reference"] = lambda: reference.trainer_round_(x, tolerance, grid, False)
+    times: dict[str, list[float]] = {name: [] for name in ["copy", *work]}
+    for _ in range(rounds):
+        for name, run in work.items():
+            times["copy"].append(seconds(lambda: x.copy_(source)))
+            times[name].append(seconds(run))
+    copy = statistics.median(times["copy"])
+    ratios = "  ".join(f"{name} {statistics.median(times[name]) / copy:6.2f}" for name in work)
+    logged = 0 if entries is None else entries.positions.size
+    print(f"2^{log_size} {compute} -> {grid_name}: copy {copy * 1e6:9.1f} us;  x copy: {ratios}  ({logged} logged)")
+
+
+if __name__ == "__main__":
+    print(f"first calls (compile or load): {compile_time():.1f} s; {kernels.worker_count()} threads")
+    for compute, grid_name in (("float64", "float32"), ("float64", "bfloat16"), ("float32", "bfloat16")):
+        measure(24, compute, grid_name, 7, with_reference=compute == "float64" and grid_name == "float32")
+        measure(16, compute, grid_name, 200, with_reference=False)
+        measure(8, compute, grid_name, 500, with_reference=False)

@@ -1,0 +1,253 @@
+"""``vt``: train, audit, show, doctor, demo. Heavy libraries are imported inside the commands that need them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows import settings
+from flows.cli.output import EXIT_ERROR, EXIT_OF, err, fail, out, print_json, print_verdict
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train models so that an auditor on other hardware can replay any part of the run bit for bit.\n\n"
+    "Exit codes: 0 verified (or done), 1 rejected, 2 inconclusive, 3 usage or environment error.",
+)
+
+ParamsOption = Annotated[Path, typer.Option("--params", help="Parameter file.", show_default=True)]
+StoreOption = Annotated[str | None, typer.Option("--store", help="Evidence store: file:///path, a path, or s3://...")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Show Prefect's own log.")]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="CPU profile: run in a fresh process that rounds differently.")
+]
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="Folder for intermediate files.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: what the parameters say.")]
+
+
+@app.command(epilog="Example: vt train --params params.yaml --store file://$PWD/store --json")
+def train(
+    params: ParamsOption = Path("params.yaml"),
+    store: StoreOption = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Name of the run; resumes a run of that name.")] = None,
+    profile: ProfileOption = None,
+    workspace: WorkspaceOption = Path(".vt"),
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Train the run that the parameters describe, and publish its evidence segment by segment.
+
+    A run that was stopped or killed goes on from its last published segment when it is started again with the same
+    --run-id, and ends in the same bits.
+    """
+    with command(as_json, verbose, profile):
+        from flows.cli.progress import show_progress
+        from flows.train import make_trainer
+        from flows.train import train as flow
+        from tasks.params import load_params
+
+        make_trainer(load_params(params), store, run_id, workspace)  # a mistake is told before Prefect starts
+        with show_progress(quiet=as_json):
+            summary = flow(str(params), store, run_id, str(workspace))
+        if as_json:
+            print_json(summary)
+        else:
+            _print_summary(summary)
+
+
+@app.command(epilog="Example: vt audit RUN --store file://$PWD/store --profile portable --segments sample:2")
+def audit(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Run id, as printed by vt train.")],
+    store: StoreOption = None,
+    params: Annotated[
+        Path | None, typer.Option("--params", help="Your parameters: store, data location, audit section.")
+    ] = None,
+    segments: Annotated[str | None, typer.Option(help="all, sample:N, or numbers as in 0,2,5-7.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Where your own copy of the data lies.")] = None,
+    device: DeviceOption = None,
+    profile: ProfileOption = None,
+    workspace: WorkspaceOption = Path(".vt"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the fetched evidence in the workspace.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Replay a run's segments from the store alone, bit for bit, and give a verdict.
+
+    Needs nothing of the trainer's but the store: the code and the data are your own copies, and their digests must
+    be those in the agreed run spec. The verdict is printed, stored with the run, and is the exit code.
+    """
+    with command(as_json, verbose, profile):
+        from tasks.params import Params, load_params
+        from tasks.runs import RunStore
+        from tasks.store import open_store
+        from vt_core.errors import SpecError
+
+        own: Params | None = None
+        if params is not None or Path("params.yaml").exists():
+            own = load_params(params or Path("params.yaml"))
+        section: dict[str, Any] = dict(own.audit) if own else {}
+        url = store or (own.store if own else None)
+        if url is None:
+            raise SpecError("no store: give --store URL, or --params FILE with 'store:' in it")
+        wanted_profile = section.get("profile")
+        if profile is None and wanted_profile:
+            reexecute(str(wanted_profile))
+
+        RunStore(open_store(url), run_id).commitments()  # a wrong name is told before Prefect starts
+        from flows.audit import audit as flow
+        from flows.cli.progress import show_progress
+
+        location = data if data is not None else (own.location if own else None)
+        with show_progress(quiet=as_json):
+            verdict = flow(
+                run_id, url, segments or str(section.get("segments") or "all"), location,
+                device or str(section.get("device") or "cpu"), section.get("limits"), str(workspace), keep,
+            )  # fmt: skip
+        if as_json:
+            print_json(verdict)
+        else:
+            print_verdict(verdict)
+        raise SystemExit(EXIT_OF[verdict["verdict"]])
+
+
+@app.command(epilog="Example: vt show --store file://$PWD/store")
+def show(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run id; without it all runs are listed.")
+    ] = None,
+    store: StoreOption = None,
+    params: ParamsOption = Path("params.yaml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show the runs in a store, or what one run has published: segments, seal, verdicts."""
+    with command(as_json, False, None):
+        from flows.cli.show import print_run, print_runs, run_summary, runs_summary
+        from tasks.store import open_store
+
+        opened = open_store(_store_url(store, params))
+        plain = runs_summary(opened) if run_id is None else run_summary(opened, run_id)
+        if as_json:
+            print_json(plain)
+        elif run_id is None:
+            print_runs(plain)
+        else:
+            print_run(plain)
+
+
+@app.command(epilog="Example: vt doctor --store file://$PWD/store")
+def doctor(
+    store: StoreOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that this machine can train and audit: exact operations, kernels, DVC, store, profiles."""
+    with command(as_json, False, None):
+        from flows.cli.doctor import examine, print_checks
+
+        checks = examine(store, device or "cpu")
+        if as_json:
+            print_json({"checks": checks, "ok": all(c["ok"] for c in checks)})
+        else:
+            print_checks(checks)
+        raise SystemExit(0 if all(c["ok"] for c in checks) else EXIT_ERROR)
+
+
+@app.command(epilog="Example: vt demo")
+def demo(
+    workspace: WorkspaceOption = Path(".vt/demo"),
+    profile: Annotated[str, typer.Option("--profile", help="CPU profile of the auditor.")] = "portable",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Tell the whole story on real data: train, audit on other arithmetic, then catch a cheating trainer."""
+    with command(as_json, verbose, None):
+        from flows.cli.demo import run_demo
+
+        raise SystemExit(run_demo(workspace, profile, as_json, verbose))
+
+
+@contextmanager
+def command(as_json: bool, verbose: bool, profile: str | None) -> Iterator[None]:
+    """Frame of every command: settings, profile, and errors as one line with exit code 3."""
+    from vt_core.errors import VtError
+
+    try:
+        settings.apply(verbose)
+        if profile is not None:
+            reexecute(profile)
+        yield
+    except VtError as error:
+        fail(str(error), type(error).__name__, as_json)
+    except KeyboardInterrupt:
+        err.print("interrupted; start the same command again with the same --run-id to go on")
+        raise SystemExit(130) from None
+    except OSError as error:
+        fail(f"{error}. Check the path, its permissions and the free space.", type(error).__name__, as_json)
+    except RuntimeError as error:
+        if verbose:
+            raise
+        fail(f"{error} (--verbose shows more)", type(error).__name__, as_json)
+
+
+def reexecute(profile: str) -> None:
+    """Replace this process by one under ``profile``; returns if this process is under it already."""
+    from vt_core.engine.profiles import current_profile, environment_for
+
+    if current_profile() == profile:
+        return
+    environment = environment_for(profile)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "flows.cli.main", *sys.argv[1:]], environment)
+
+
+def _store_url(store: str | None, params: Path) -> str:
+    from tasks.params import load_params
+    from vt_core.errors import SpecError
+
+    url = store or (load_params(params).store if params.exists() else None)
+    if url is None:
+        raise SpecError("no store: give --store URL, or --params FILE with 'store:' in it")
+    return url
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    steps, seconds = summary["steps"], summary["seconds"]
+    out.print(f"[bold green]sealed[/]: run {summary['run_id']} in {summary['store']}")
+    out.print(f"  {steps} steps in {summary['segments']} segments, {seconds} s, final loss {summary['final_loss']:.4f}")
+    out.print(f"  state {summary['state_digest']}")
+    out.print(f"  root  {summary['root']}")
+    per_step = summary["log_bytes"] / max(steps, 1)
+    out.print(
+        f"  rounding log {summary['log_bytes']} bytes ({per_step:.0f} a step), "
+        f"fingerprints {summary['fingerprint_bytes']} bytes"
+    )
+    out.print(f"audit it: vt audit {summary['run_id']} --store {summary['store']} --profile portable", style="dim")
+
+
+def main() -> None:
+    """Entry point; usage errors leave with code 3, like every other error of the user's."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as stop:
+        raise SystemExit(stop.exit_code) from None
+    except (typer.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    except Exception as error:
+        show_usage = getattr(error, "show", None)  # a usage error, of a class that Typer keeps to itself
+        if show_usage is None:
+            raise
+        show_usage()
+        raise SystemExit(EXIT_ERROR) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``vt show``: the runs of a store, and what one run has published."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.table import Table
+
+from flows.cli.output import describe, out
+from tasks.runs import RunStore, list_runs
+from tasks.store import Store
+from vt_core.errors import EvidenceError, NotFound, VtError
+from vt_core.evidence.canonical import loads_strict
+from vt_core.verify.audit import open_run
+
+
+def runs_summary(store: Store) -> dict[str, Any]:
+    """Return all runs with their number of segments, seal and last verdict."""
+    rows = []
+    for run_id in list_runs(store):
+        run = RunStore(store, run_id)
+        names = store.commitments.list(f"runs/{run_id}/")
+        segments = sum("/segments/" in name for name in names)
+        rows.append(
+            {
+                "run_id": run_id,
+                "segments": segments,
+                "sealed": f"runs/{run_id}/seal.json" in names,
+                "last_verdict": _last_verdict(run),
+            }
+        )
+    return {"store": store.url, "runs": rows}
+
+
+def run_summary(store: Store, run_id: str) -> dict[str, Any]:
+    """Return what a run has published; ``problem`` says what is wrong with its commitments, if anything is."""
+    run = RunStore(store, run_id)
+    commitments = run.commitments()
+    plain: dict[str, Any] = {"run_id": run_id, "store": store.url, "problem": None, "segments": [], "sealed": False}
+    try:
+        opened = open_run(commitments)
+    except EvidenceError as error:
+        plain["problem"] = f"{error.reason}: {error}"
+    else:
+        spec = opened.spec
+        plain |= {
+            "job": spec.reference,
+            "args": dict(spec.args),
+            "spec": spec.digest(),
+            "steps": spec.steps,
+            "seed": str(spec.seed),
+            "compute": spec.compute_dtype,
+            "grid": spec.grid,
+            "segments": [
+                {
+                    "index": r.index, "first_step": r.first_step, "last_step": r.last_step, "root": r.root,
+                    "bytes": sum(f["size"] for f in r.files.values()),
+                }
+                for r in opened.records
+            ],
+            "segment_count": spec.segment_count,
+            "sealed": opened.seal is not None,
+            "root": None if opened.seal is None else opened.seal.root,
+            "state": None if opened.seal is None else opened.seal.state,
+        }  # fmt: skip
+    plain["verdicts"] = [{"name": name} | _read_verdict(run, name) for name in run.verdicts()]
+    return plain
+
+
+def print_runs(plain: dict[str, Any]) -> None:
+    """Print the table of runs."""
+    if not plain["runs"]:
+        out.print(f"no runs in {plain['store']} yet; start one with: vt train --store {plain['store']}")
+        return
+    table = Table("run", "segments", "sealed", "last verdict")
+    for row in plain["runs"]:
+        table.add_row(row["run_id"], str(row["segments"]), "yes" if row["sealed"] else "no", row["last_verdict"] or "-")
+    out.print(table)
+
+
+def print_run(plain: dict[str, Any]) -> None:
+    """Print one run."""
+    out.print(f"[bold]{plain['run_id']}[/] in {plain['store']}")
+    if plain["problem"]:
+        out.print(f"  [red]evidence problem[/] {plain['problem']}", markup=True)
+    else:
+        out.print(
+            f"  job {plain['job']}, {plain['steps']} steps, seed {plain['seed']}, {plain['compute']} -> {plain['grid']}"
+        )
+        out.print(f"  spec {plain['spec']}")
+        table = Table("segment", "steps", "MB", "root")
+        for s in plain["segments"]:
+            table.add_row(
+                str(s["index"]), f"{s['first_step']}-{s['last_step']}", f"{s['bytes'] / 1e6:.2f}", s["root"][:16]
+            )
+        out.print(table)
+        published = f"{len(plain['segments'])} of {plain['segment_count']} segments published"
+        out.print(f"  {published}, {'sealed, root ' + plain['root'][:16] if plain['sealed'] else 'not sealed yet'}")
+    for v in plain["verdicts"]:
+        divergence = v.get("first_divergence")
+        where = f", {describe(divergence)}" if divergence else ""
+        out.print(f"  {v.get('time', '')} {v['verdict']} {v.get('reason') or ''}{where}", markup=False)
+
+
+def _last_verdict(run: RunStore) -> str | None:
+    names = run.verdicts()
+    return _read_verdict(run, names[-1])["verdict"] if names else None
+
+
+def _read_verdict(run: RunStore, name: str) -> dict[str, Any]:
+    try:
+        plain = loads_strict(run.read(name), name)
+        if isinstance(plain, dict) and isinstance(plain.get("verdict"), str):
+            keys = ("verdict", "reason", "message", "time", "coverage", "first_divergence")
+            return {k: plain.get(k) for k in keys}
+    except (EvidenceError, NotFound, json.JSONDecodeError):
+        pass
+    except VtError as error:
+        return {"verdict": "unreadable", "reason": str(error)}
+    return {"verdict": "unreadable", "reason": None}
