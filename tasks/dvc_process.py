@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,12 +188,14 @@ def _serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    state = os.getcwd()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(), state), daemon=True).start()
     from dvc.cli import main
 
     answers.write(b'{"ready":true}\n')
     for line in requests:
         answers.write(json.dumps(_execute(main, json.loads(line))).encode() + b"\n")
+    shutil.rmtree(state, ignore_errors=True)  # the parent went without a word, so it cannot do it
 
 
 def _execute(main: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -210,31 +213,20 @@ def _execute(main: Any, request: dict[str, Any]) -> dict[str, Any]:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            _forget_listings()
         size = output.seek(0, os.SEEK_END)
         output.seek(max(0, size - MAX_OUTPUT))
         return {"code": int(code or 0), "output": output.read().decode("utf-8", "replace")}
 
 
-def _forget_listings() -> None:
-    """Drop fsspec's cached file systems: a listing of the remote from one command is stale in the next."""
-    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
-
-    classes = [AbstractFileSystem]
-    while classes:
-        one = classes.pop()
-        classes += one.__subclasses__()
-        one.clear_instance_cache()
-
-
-def _end_with_parent(parent: int) -> None:
-    """End this process once ``parent`` is gone.
+def _end_with_parent(parent: int, state: str) -> None:
+    """End this process, and remove its ``state`` directory, once ``parent`` is gone.
 
     An end of input is not seen while a command runs, and PR_SET_PDEATHSIG would strike when the *thread* that
     started us ends, so the parent's identity is watched.
     """
     while os.getppid() == parent:
         time.sleep(1)
+    shutil.rmtree(state, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

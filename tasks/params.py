@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class Params:
     train: Mapping[str, Any]
     store: str | None
     audit: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | None = None
 
     @property
     def device(self) -> str:
@@ -36,6 +38,7 @@ class Params:
 
     def open_job(self) -> tuple[Job, Dataset]:
         """Load the job and its dataset. Raises SpecError saying which parameter is wrong."""
+        import_from(self.folder)
         job = load_job(self.reference, dict(self.args))
         return job, job.dataset(self.location)
 
@@ -51,7 +54,7 @@ class Params:
 def load_params(path: Path) -> Params:
     """Read a parameter file. Raises SpecError naming file and key.
 
-    Relative paths in ``data.location`` are taken from the folder of the file.
+    Relative paths (``data.location``, ``store``) are taken from the folder of the file.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -83,7 +86,15 @@ def parse_params(plain: Any, folder: Path, what: str) -> Params:
     store = plain.get("store")
     if store is not None and not isinstance(store, str):
         raise SpecError(f"{what}: store must be a URL or a path")
-    return Params(job["reference"], _section(job, "args", what), location, _section(plain, "train", what), store, audit)
+    if store is not None and "://" not in store:
+        store = str((folder / store).resolve())
+    return Params(job["reference"], _section(job, "args", what), location, _section(plain, "train", what), store, audit, str(folder.resolve()))
+
+
+def import_from(folder: str | None) -> None:
+    """Let a job's module be found beside the parameter file, after everything that is installed."""
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _section(plain: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:

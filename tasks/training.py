@@ -179,3 +179,14 @@ def new_run_id(spec: RunSpec) -> str:
     """Return a fresh, readable run id: job, time and spec digest."""
     name = spec.reference.split(":")[0].rsplit(".", 1)[-1].replace("_", "-").strip("-") or "run"
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{spec.digest()[:6]}"
+
+
+def read_losses(run: RunStore, workspace: Path) -> list[tuple[int, float]]:
+    """Return (step, loss) of a run whose segments lie in the trainer's ``workspace``."""
+    rows: list[tuple[int, float]] = []
+    for record in run.published():
+        path = workspace / run.run_id / segment_folder(record.index) / METRICS
+        for row in json.loads(path.read_bytes())["steps"]:
+            if row["step"] > 0:
+                rows.append((row["step"], float.fromhex(row["loss"])))
+    return rows

@@ -86,7 +86,7 @@ def audit(
     be those in the agreed run spec. The verdict is printed, stored with the run, and is the exit code.
     """
     with command(as_json, verbose, profile):
-        from tasks.params import Params, load_params
+        from tasks.params import Params, import_from, load_params
         from tasks.runs import RunStore
         from tasks.store import open_store
         from vt_core.errors import SpecError
@@ -94,6 +94,8 @@ def audit(
         own: Params | None = None
         if params is not None or Path("params.yaml").exists():
             own = load_params(params or Path("params.yaml"))
+            import_from(own.folder)
+        import_from(str(Path.cwd()))  # the auditor's own copy of a job that is not installed
         section: dict[str, Any] = dict(own.audit) if own else {}
         url = store or (own.store if own else None)
         if url is None:

@@ -51,6 +51,37 @@ def test_trainer_and_auditor_on_nasty_values(data: st.DataObject) -> None:
     assert_same_bits(a, b)
 
 
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("dtype", COMPUTE)
+def test_many_values_around_the_edge_of_the_window(dtype: torch.dtype, name: str) -> None:
+    """Elements tau or 2 tau, give or take a few places, from a rounding boundary, in every binade of the grid."""
+    grid = Grid.parse(name)
+    rng = np.random.default_rng(11)
+    for tolerance in TOLERANCES[dtype]:
+        for _ in range(3):
+            count = 1 << 13
+            scale = int(rng.integers(-90, 10))
+            binade = np.maximum(scale - rng.integers(0, 40, count), grid.emin)
+            spacing = 2.0 ** (binade - grid.precision + 1)
+            steps = rng.integers(0, 2**grid.precision, count)
+            steps[::5] = 2 ** (grid.precision - 1)  # powers of two: the boundary below is nearer
+            boundary = (steps + rng.choice([0.5, -0.5, -0.25], count)) * spacing
+            boundary *= rng.choice([1.0, -1.0], count)
+            tau = np.abs(boundary) * tolerance.rtol + 2.0 ** (tolerance.atol_exp + scale)
+            x = boundary + tau * rng.choice([0.0, 1.0, -1.0, 2.0, -2.0], count)
+            x = x + np.spacing(np.abs(x)) * rng.integers(-2, 3, count)
+            x = torch.from_numpy(np.clip(x, -(2.0**scale), 2.0**scale)).to(dtype)
+            a, b = x.clone(), x.clone()
+            log = kernels.trainer_round_(a, tolerance, grid, True)
+            assert log == reference.trainer_round_(b, tolerance, grid, True)
+            assert_same_bits(a, b)
+            other = x + torch.from_numpy(tau * rng.choice([0.0, 0.9, -0.9, 1.01], count)).to(dtype)
+            a, b = other.clone(), other.clone()
+            audit = kernels.auditor_round_(a, tolerance, grid, log.entries, True)
+            assert_same_audit(audit, reference.auditor_round_(b, tolerance, grid, log.entries, True))
+            assert_same_bits(a, b)
+
+
 def strided(kind: str, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     if kind == "channels_last":

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-BLOCK = 1024
+BLOCK = 256
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -86,16 +86,33 @@ def _plain_block(x: Any, start: Any, stop: Any, params: Any, out: Any) -> None:
 
 
 @_compiled
-def _trainer_block(
-    x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, zero_rule: Any, params: Any, out: Any
-) -> Any:
-    flagged: Any = 0
+def _trainer_block(x: Any, start: Any, stop: Any, reach: Any, params: Any, out: Any) -> Any:
+    """Round a block and count the elements that *may* have to be logged.
+
+    ``reach = (r, t, zero)`` is such that ``a * r + t`` is no less than tau and the rounding of ``x - tau``, and
+    ``zero`` no more than tau times the zero rule. An element that is logged has a rounding boundary within reach.
+    With ``c`` as in ``_rnd`` the grid spacing is ``c * 2**-52``, so boundaries lie half a spacing from the rounded
+    value, but a quarter below a power of two.
+    """
+    cap, max_value, smallest_binade, shift = params
+    relative, absolute, zero = reach
+    candidates = np.int64(0)
     for i in range(start, stop):
         v = np.float64(x[i])
-        y = _rnd(v, params) + 0.0
-        flagged += np.int64(_is_flagged(x[i], y, rtol, absolute, zero_rule, params))
+        a = abs(v)
+        b = cap if a > cap else a
+        bits: Any = np.float64(b).view(np.int64)
+        c = np.int64(max(bits & _EXPONENT_BITS, smallest_binade) + shift).view(np.float64)
+        r = (b + c) - c
+        to_half = c * 2.0**-53 - abs(b - r)
+        quarter = c * 2.0**-54
+        nearest = to_half if to_half < quarter else quarter
+        within = a * relative + absolute >= nearest
+        candidates += np.int64(within & ((r != 0.0) | (a > zero)) & (a < np.inf))
+        r = np.inf if r > max_value else r
+        y = np.copysign(r, v) + 0.0
         out[i - start] = y if v == v else np.nan
-    return flagged
+    return candidates
 
 
 @_compiled
@@ -141,9 +158,7 @@ def plain(x: Any, start: Any, stop: Any, params: Any, want_fingerprint: Any) -> 
 
 
 @_compiled
-def auditor(
-    x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, want_fingerprint: Any
-) -> Any:
+def auditor(x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, want_fingerprint: Any) -> Any:
     """Round ``x[start:stop]`` in place by the rule for unlogged elements.
 
     Return the fingerprint modulo 2**64.
@@ -167,6 +182,7 @@ def trainer(
     rtol: Any,
     absolute: Any,
     zero_rule: Any,
+    reach: Any,
     params: Any,
     want_fingerprint: Any,
     positions: Any,
@@ -183,9 +199,9 @@ def trainer(
     count = 0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        flagged = _trainer_block(x, begin, end, rtol, absolute, zero_rule, params, out)
-        if flagged:
-            if count + flagged > positions.size:
+        candidates = _trainer_block(x, begin, end, reach, params, out)
+        if candidates:
+            if count + candidates > positions.size:
                 return count, begin, total
             for i in range(begin, end):
                 if _is_flagged(x[i], np.float64(out[i - begin]), rtol, absolute, zero_rule, params):
@@ -196,6 +212,73 @@ def trainer(
         if want_fingerprint:
             total += _fingerprint_block(out, end - begin, begin)
     return count, stop, total
+
+
+@_compiled
+def _index(y: Any, cap: Any, lattice: Any) -> Any:
+    """Place of the grid value ``y`` in the ordered list of all grid values (see ``grid.lattice_index``)."""
+    dropped, offset, smallest_normal, inverse_quantum = lattice
+    a = abs(y)
+    a = cap if a > cap else a
+    if a < smallest_normal:
+        place = np.int64(a * inverse_quantum)
+    else:
+        place = (np.float64(a).view(np.int64) >> dropped) - offset
+    return -place if y < 0.0 else place
+
+
+@_compiled
+def describe(
+    values: Any, rtol: Any, absolute: Any, hair: Any, params: Any, lattice: Any, parity: Any, is_full: Any
+) -> None:
+    """For each logged value, as it was before rounding: is the entry a full one, else which parity it has."""
+    for j in range(values.size):
+        v = values[j]
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        low = _index(_rnd(np.float64(v - wide), params), params[0], lattice)
+        high = _index(_rnd(np.float64(v + wide), params), params[0], lattice)
+        is_full[j] = high - low != 1
+        parity[j] = 0 if is_full[j] else _index(_rnd(np.float64(v), params), params[0], lattice) & 1
+
+
+@_compiled
+def confirm(
+    x: Any,
+    parity: Any,
+    is_full: Any,
+    full_values: Any,
+    rtol: Any,
+    absolute: Any,
+    hair: Any,
+    params: Any,
+    lattice: Any,
+    own: Any,
+) -> Any:
+    """Say whether all entries are plausible and name the auditor's own roundings, which go to ``own``.
+
+    ``x`` are the auditor's values. ``sparse.judge`` spells the rule out and decides where this returns False.
+    """
+    full = 0
+    for j in range(x.size):
+        v = x[j]
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        y = _rnd(np.float64(v), params) + 0.0
+        if not abs(v) < np.inf or _rnd(np.float64(v - wide), params) == _rnd(np.float64(v + wide), params):
+            return False
+        if is_full[j]:
+            claimed = np.float64(full_values[full])
+            full += 1
+            if claimed != y or (claimed == 0.0 and np.copysign(1.0, claimed) < 0.0):
+                return False
+        else:
+            low = _index(_rnd(np.float64(v - tau), params), params[0], lattice)
+            high = _index(_rnd(np.float64(v + tau), params), params[0], lattice)
+            if high - low > 1 or _index(y, params[0], lattice) & 1 != parity[j]:
+                return False
+        own[j] = y
+    return True
 
 
 @_compiled

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vt_core.numerics import _jit, sparse
-from vt_core.numerics.grid import FloatArray, Grid, IntArray
+from vt_core.numerics.grid import FloatArray, Grid, IntArray, round_array
 from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.reference import ZERO_RULE
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
-from vt_core.numerics.scale import absolute_part, acceptable_scales, check_compute, scale_exponent
+from vt_core.numerics.scale import HAIR, absolute_part, acceptable_scales, check_compute, scale_exponent
 
 PARALLEL_FROM = 1 << 18
 
@@ -75,6 +75,8 @@ def trainer_round_(
     largest = _largest(flat)
     scale = scale_exponent(max(largest, floor), x.dtype)
     rtol, absolute, zero_rule = kind(tolerance.rtol), kind(absolute_part(scale, tolerance)), kind(ZERO_RULE)
+    unit = float(np.finfo(kind).eps) * 2.0
+    reach = (tolerance.rtol * HAIR + unit, float(absolute) * HAIR, float(absolute) * ZERO_RULE)
 
     def piece(start: int, stop: int) -> tuple[list[IntArray], list[FloatArray], int]:
         positions: list[IntArray] = []
@@ -84,7 +86,7 @@ def trainer_round_(
         while start < stop:
             at, before = np.empty(capacity, np.int64), np.empty(capacity, flat.dtype)
             count, start, fingerprint = _jit.trainer(
-                flat, start, stop, rtol, absolute, zero_rule, params, want_fingerprint, at, before
+                flat, start, stop, rtol, absolute, zero_rule, reach, params, want_fingerprint, at, before
             )
             if count:
                 positions.append(at[:count].copy())
@@ -99,7 +101,11 @@ def trainer_round_(
     entries = None
     if positions:
         values = np.concatenate([array for found in pieces for array in found[1]])
-        entries = sparse.build_entries(np.concatenate(positions), values, tolerance, scale, grid)
+        parity, is_full = np.empty(values.size, np.uint8), np.empty(values.size, np.bool_)
+        _jit.describe(values, rtol, absolute, kind(HAIR), params, _lattice(grid), parity, is_full)
+        full = np.flatnonzero(is_full)
+        full_values = round_array(values[full], grid).astype(np.float32)
+        entries = SiteEntries(scale, np.concatenate(positions), parity, full, full_values)
     elif len(acceptable_scales(largest, tolerance, x.dtype, False, floor)) > 1:
         entries = SiteEntries.empty(scale)
     return TrainerResult(entries, sum(found[2] for found in pieces) & _LOW_32)
@@ -125,17 +131,20 @@ def auditor_round_(
     largest = _largest(flat)
     acceptable = acceptable_scales(largest, tolerance, x.dtype, True, floor)
     scale = sparse.agree_on_scale(entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result)
+    rtol, absolute = kind(tolerance.rtol), kind(absolute_part(scale, tolerance))
     use: IntArray = np.empty(0, np.int64)
     logged: NDArray[np.float64] = np.empty(0, np.float64)
     if entries is not None and entries.positions.size:
         valid = sparse.valid_positions(entries, flat.size, result)
         where = entries.positions[valid]
-        accepted, logged = sparse.judge(flat[where], entries, valid, tolerance, scale, grid, result)
-        use, logged = where[accepted], logged[accepted]
-    rtol, absolute = kind(tolerance.rtol), kind(absolute_part(scale, tolerance))
-    sums = _in_pieces(
-        lambda a, b: int(_jit.auditor(flat, a, b, rtol, absolute, params, want_fingerprint)), flat.size
-    )
+        own = _confirm(flat[where], entries, rtol, absolute, grid) if valid.all() else None
+        if own is not None:
+            result.entries += own.size
+            use, logged = where, own
+        else:
+            accepted, logged = sparse.judge(flat[where], entries, valid, tolerance, scale, grid, result)
+            use, logged = where[accepted], logged[accepted]
+    sums = _in_pieces(lambda a, b: int(_jit.auditor(flat, a, b, rtol, absolute, params, want_fingerprint)), flat.size)
     if use.size:
         if want_fingerprint:
             sums.append(sparse.fingerprint_change(use, flat[use].astype(np.float64), logged))
@@ -159,6 +168,23 @@ def correctly_rounded_sqrt(x: Tensor) -> Tensor:
     source, target = _flat(x), _flat(out)
     _in_pieces(lambda a, b: _jit.square_root(source[a:b], target[a:b]), source.size)
     return out
+
+
+def _confirm(x: FloatArray, entries: SiteEntries, rtol: Any, absolute: Any, grid: Grid) -> NDArray[np.float64] | None:
+    """Return the auditor's own roundings if every entry is plausible and names them: all but rare sites."""
+    is_full = np.zeros(x.size, np.bool_)
+    is_full[entries.full_index] = True
+    if np.count_nonzero(is_full) != entries.full_index.size or np.any(np.diff(entries.full_index) < 0):
+        return None
+    own = np.empty(x.size, np.float64)
+    params, hair = _params(grid), x.dtype.type(HAIR)
+    arguments = (x, entries.parity, is_full, entries.full_values, rtol, absolute, hair, params, _lattice(grid))
+    return own if _jit.confirm(*arguments, own) else None
+
+
+def _lattice(grid: Grid) -> tuple[int, int, float, float]:
+    offset = (grid.emin + 1022) << (grid.precision - 1)
+    return (53 - grid.precision, offset, 2.0**grid.emin, 2.0**-grid.quantum_exponent)
 
 
 def _params(grid: Grid) -> tuple[float, float, int, int]:
@@ -185,9 +211,7 @@ def _largest(flat: NDArray[Any]) -> float:
         else (np.int32, 0x7FFFFFFF, 0x7F800000)
     )
     bits = flat.view(whole)
-    found = _in_pieces(
-        lambda a, b: int(_jit.largest_bits(bits[a:b], whole(mask), whole(infinity))), flat.size
-    )
+    found = _in_pieces(lambda a, b: int(_jit.largest_bits(bits[a:b], whole(mask), whole(infinity))), flat.size)
     return float(np.array([max(found)], whole).view(flat.dtype)[0]) if found else 0.0
 
 

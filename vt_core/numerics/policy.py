@@ -44,8 +44,7 @@ class Tolerance:
                 continue
             if type(exponent) is not int or not SMALLEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
                 raise SpecError(
-                    f"{name} is {exponent!r}; "
-                    f"it must be an integer from {SMALLEST_EXPONENT} to {LARGEST_EXPONENT}"
+                    f"{name} is {exponent!r}; it must be an integer from {SMALLEST_EXPONENT} to {LARGEST_EXPONENT}"
                 )
 
     @property
@@ -76,17 +75,14 @@ class TolerancePolicy:
     def to_json(self) -> dict[str, dict[str, int | None]]:
         """Return plain dictionaries of integers, ready for canonical JSON."""
         return {
-            c.value: {"rtol_exp": self.tolerances[c].rtol_exp, "atol_exp": self.tolerances[c].atol_exp}
-            for c in OpClass
+            c.value: {"rtol_exp": self.tolerances[c].rtol_exp, "atol_exp": self.tolerances[c].atol_exp} for c in OpClass
         }
 
     @staticmethod
     def from_json(data: object) -> TolerancePolicy:
         """Build a policy from what :meth:`to_json` returned; SpecError for anything else."""
         if not isinstance(data, dict) or set(data) != {c.value for c in OpClass}:
-            raise SpecError(
-                f"a tolerance policy needs exactly the keys {', '.join(c.value for c in OpClass)}"
-            )
+            raise SpecError(f"a tolerance policy needs exactly the keys {', '.join(c.value for c in OpClass)}")
         tolerances: dict[OpClass, Tolerance] = {}
         for name, entry in data.items():
             if not isinstance(entry, dict) or set(entry) != {"rtol_exp", "atol_exp"}:

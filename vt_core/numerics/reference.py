@@ -113,9 +113,7 @@ def trainer_round_(
     ambiguous = len(acceptable_scales(largest, tolerance, x.dtype, False, floor)) > 1
     entries = None
     if any(p.size for p in positions):
-        entries = sparse.build_entries(
-            np.concatenate(positions), np.concatenate(values), tolerance, scale, grid
-        )
+        entries = sparse.build_entries(np.concatenate(positions), np.concatenate(values), tolerance, scale, grid)
     elif ambiguous:
         entries = SiteEntries.empty(scale)
     return TrainerResult(entries, total & _LOW_32)

@@ -32,9 +32,7 @@ BoolArray = NDArray[np.bool_]
 FINGERPRINT_FACTOR = 0x9E3779B1
 
 
-def build_entries(
-    positions: IntArray, x: FloatArray, tolerance: Tolerance, scale_exp: int, grid: Grid
-) -> SiteEntries:
+def build_entries(positions: IntArray, x: FloatArray, tolerance: Tolerance, scale_exp: int, grid: Grid) -> SiteEntries:
     """Return the log entries for the flagged elements ``x`` at ``positions``.
 
     An entry is one parity bit where ``[x - 2 tau, x + 2 tau]`` (and a hair) rounds to two neighbouring grid
@@ -46,14 +44,10 @@ def build_entries(
     full = lattice_index(high, grid) - lattice_index(low, grid) != 1
     parity = (lattice_index(y, grid) & 1).astype(np.uint8)
     parity[full] = 0
-    return SiteEntries(
-        scale_exp, positions, parity, np.flatnonzero(full).astype(np.int64), y[full].astype(np.float32)
-    )
+    return SiteEntries(scale_exp, positions, parity, np.flatnonzero(full).astype(np.int64), y[full].astype(np.float32))
 
 
-def agree_on_scale(
-    entries: SiteEntries | None, own_scale: int, acceptable: range, result: AuditorResult
-) -> int:
+def agree_on_scale(entries: SiteEntries | None, own_scale: int, acceptable: range, result: AuditorResult) -> int:
     """Return the exponent to use: the logged one if an honest trainer may have seen it, else the own one."""
     if entries is None or entries.scale_exp is None or entries.scale_exp == own_scale:
         return own_scale
@@ -121,9 +115,7 @@ def judge(
     # A full value must lie on the grid: between two grid values a liar could otherwise choose at will.
     on_grid = (round_array(values, grid) == values) & ~((values == 0) & np.signbit(values))
     wide_low, wide_high = _window(x, _twice(tau), grid)
-    accepted: BoolArray = (
-        np.isfinite(x) & on_grid & (low <= values) & (values <= high) & (wide_low != wide_high)
-    )
+    accepted: BoolArray = np.isfinite(x) & on_grid & (low <= values) & (values <= high) & (wide_low != wide_high)
 
     _account(x, tau, own, values, accepted, grid, result)
     for j in np.flatnonzero(~accepted):

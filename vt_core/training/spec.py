@@ -135,7 +135,7 @@ def _check_types(spec: RunSpec) -> None:
 
 
 def _check(spec: RunSpec) -> None:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", spec.reference):
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", spec.reference):
         raise SpecError(f"job reference {spec.reference!r} is not of the form 'package.module:Class'")
     for name in ("steps", "segment_steps", "commit_interval", "batch_size", "dataset_size"):
         if getattr(spec, name) < 1:
@@ -218,7 +218,9 @@ def source_digests(job: Job) -> dict[str, str]:
     digests: dict[str, str] = {}
     for path in job.sources():
         text = Path(path).read_bytes().replace(b"\r\n", b"\n")
-        digests[Path(path).name] = hashlib.sha256(text).hexdigest()
+        name, found = Path(path).name, hashlib.sha256(text).hexdigest()
+        if digests.setdefault(name, found) != found:
+            raise SpecError(f"two of the job's source files are called {name!r}: rename one of them")
     return dict(sorted(digests.items()))
 
 

@@ -12,6 +12,7 @@ The rules, in this order; the first that fails is the segment's result:
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -29,11 +30,13 @@ from vt_core.training.leaves import Leaf, decode_leaves
 from vt_core.training.segment import FILES, LEAVES, LOG, commit_steps
 from vt_core.training.session import Session
 from vt_core.training.state import State, StateDigest, digest
+from vt_core.verify.explain import explain
 from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.verdict import Divergence, Reason, SegmentResult
 
 Progress = Callable[[int], None]
 MAX_LOG_BYTES = 4 << 30
+_RECALIBRATE = "{} {:.3g} tolerances from a rounding boundary: recalibrate before accusing anybody"
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ def replay_segment(
             if digest(state).root != last.state or state.step != before.last_step:
                 raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
         found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
+        if found is not None:
+            found = _reconsider(session, record, directory, state, found, limits)
     except EvidenceError as error:
         return result(Reason(error.reason), str(error), _place(record.index, error))
     except (UnsupportedOperation, PrecisionError, OffGridError) as error:
@@ -188,32 +193,68 @@ def _compare(
 ) -> tuple[Reason, str, Divergence] | None:
     differing = _differing(replayed, leaf)
     step, findings = first if first is not None else (leaf.step, [])
-    located = min(findings, key=lambda f: f.site) if findings else None
-    log_finding = next((f for f in findings if f.rounding is not None), None)
+    located = findings[0] if findings else None  # findings come in the order of execution
+    place = _at(segment, step, located, differing)
     if not same_trace:
-        place = _at(segment, step, located, differing)
-        return (
-            Reason.TRACE_MISMATCH,
-            "the trainer ran another sequence of operations than the agreed code",
-            place,
-        )
-    if log_finding is not None and log_finding.rounding is not None:
-        place = _at(segment, step, log_finding, differing)
-        distance = log_finding.rounding.distance
-        if log_finding.rounding.kind == "implausible" and distance <= limits.exceeded_within:
-            return (
-                Reason.TOLERANCE_EXCEEDED,
-                f"a log entry lies {distance:.3g} tolerances off: recalibrate before accusing anybody",
-                place,
-            )
+        return Reason.TRACE_MISMATCH, "the trainer ran another sequence of operations than the agreed code", place
+    if replayed.root != leaf.state and (located is None or located.rounding is None):
+        # Fingerprints part first: log entries that do not fit later on only follow from it.
+        return Reason.STATE_MISMATCH, "the replay ends in another state than the trainer committed to", place
+    entry = next((f for f in findings if f.rounding is not None), None)
+    if entry is not None and entry.rounding is not None:
+        place = _at(segment, step, entry, differing)
+        distance = entry.rounding.distance
+        if entry.rounding.kind == "implausible" and distance <= limits.exceeded_within:
+            return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("a log entry lies", distance), place
         return Reason.LOG_IMPLAUSIBLE, "the log claims a rounding that no honest machine can have made", place
     if replayed.root != leaf.state:
-        return (
-            Reason.STATE_MISMATCH,
-            "the replay ends in another state than the trainer committed to",
-            _at(segment, step, located, differing),
-        )
+        return Reason.STATE_MISMATCH, "the replay ends in another state than the trainer committed to", place
     return None
+
+
+def _reconsider(
+    session: Session,
+    record: SegmentRecord,
+    directory: Path,
+    state: State | None,
+    found: tuple[Reason, str, Divergence],
+    limits: AuditorLimits,
+) -> tuple[Reason, str, Divergence]:
+    """Look again at a state mismatch that starts at a rounding site: replay up to it, and look at its values."""
+    reason, _, place = found
+    if reason is not Reason.STATE_MISMATCH or place.site is None or place.step is None:
+        return found
+    rounding = AuditorRounding(session.grid, session.spec.policy, session.spec.fingerprints)
+    rounding.watch = (place.step, place.site)
+    if state is not None:
+        session.restore(state)
+    with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
+        for step in range(record.first_step, place.step + 1):
+            log = reader.read_step(step)
+            rounding.begin_replay(log)
+            _ = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
+    if rounding.watched is None or place.site >= len(log.fingerprints):
+        return found
+    before, after, op_class, floor = rounding.watched
+    explanation = explain(
+        before,
+        after,
+        session.spec.policy.tolerances[op_class],
+        session.grid,
+        floor,
+        int(log.fingerprints[place.site]),
+        limits.exceeded_within,
+    )
+    if explanation is None:
+        return found
+    refined = dataclasses.replace(
+        place,
+        element=explanation.position,
+        trainer_value=explanation.trainer_value,
+        auditor_value=explanation.auditor_value,
+        distance=explanation.distance,
+    )
+    return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("an unlogged rounding lies", explanation.distance), refined
 
 
 def audited_counts(rounding: AuditorRounding) -> dict[str, dict[str, Any]]:
