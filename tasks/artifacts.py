@@ -20,7 +20,7 @@ import yaml
 from tasks.dvc_objects import Pointer, check_listing, check_objects, object_name, read_listing
 from tasks.dvc_process import DvcProcess
 from tasks.store import DvcRemote
-from vt_core.errors import StoreError
+from vt_core.errors import EvidenceError, StoreError
 
 __all__ = ["ArtifactStore", "Pointer"]
 
@@ -91,6 +91,12 @@ class ArtifactStore:
         path = target.relative_to(self._workspace).as_posix()
         self._check_path(path)
         self._dvc.run(["--wait-for-lock", "add", path], self._workspace)
+        try:
+            return self._push(path)
+        except EvidenceError as error:  # about our own directory, so it is no finding
+            raise StoreError(f"cannot publish {directory}: {error}") from error
+
+    def _push(self, path: str) -> Pointer:
         pointer = _read_pointer(self._workspace / f"{path}.dvc")
         if not self._remote.is_s3:
             _make_directory(Path(self._remote.url))

@@ -88,7 +88,15 @@ def parse_params(plain: Any, folder: Path, what: str) -> Params:
         raise SpecError(f"{what}: store must be a URL or a path")
     if store is not None and "://" not in store:
         store = str((folder / store).resolve())
-    return Params(job["reference"], _section(job, "args", what), location, _section(plain, "train", what), store, audit, str(folder.resolve()))
+    return Params(
+        job["reference"],
+        _section(job, "args", what),
+        location,
+        _section(plain, "train", what),
+        store,
+        audit,
+        str(folder.resolve()),
+    )
 
 
 def import_from(folder: str | None) -> None:

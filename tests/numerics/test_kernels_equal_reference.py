@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numerics_support import COMPUTE, GRIDS, TOLERANCES, bits, nasty_values
 
-from vt_core.numerics import Grid, SiteEntries, Tolerance, auditor_round_, kernels, reference, trainer_round_
+from vt_core.numerics import (
+    Grid,
+    SiteEntries,
+    Tolerance,
+    _jit,
+    auditor_round_,
+    kernels,
+    reference,
+    trainer_round_,
+)
 
 
 def assert_same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -25,7 +34,7 @@ def assert_same_audit(a: object, b: object) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_trainer_and_auditor_on_nasty_values(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(COMPUTE))
     grid = Grid.parse(data.draw(st.sampled_from(GRIDS)))
@@ -58,7 +67,7 @@ def test_many_values_around_the_edge_of_the_window(dtype: torch.dtype, name: str
     grid = Grid.parse(name)
     rng = np.random.default_rng(11)
     for tolerance in TOLERANCES[dtype]:
-        for _ in range(3):
+        for _ in range(2):
             count = 1 << 13
             scale = int(rng.integers(-90, 10))
             binade = np.maximum(scale - rng.integers(0, 40, count), grid.emin)
@@ -71,6 +80,13 @@ def test_many_values_around_the_edge_of_the_window(dtype: torch.dtype, name: str
             x = boundary + tau * rng.choice([0.0, 1.0, -1.0, 2.0, -2.0], count)
             x = x + np.spacing(np.abs(x)) * rng.integers(-2, 3, count)
             x = torch.from_numpy(np.clip(x, -(2.0**scale), 2.0**scale)).to(dtype)
+            # Alone among zeros in a block, an element that the kernel's quick test misses is not found by luck.
+            alone = torch.zeros(512 * _jit.BLOCK, dtype=dtype)
+            alone[:: _jit.BLOCK] = x[:512]
+            a, b = alone.clone(), alone.clone()
+            assert kernels.trainer_round_(a, tolerance, grid, True, 2.0**scale) == reference.trainer_round_(
+                b, tolerance, grid, True, 2.0**scale
+            )
             a, b = x.clone(), x.clone()
             log = kernels.trainer_round_(a, tolerance, grid, True)
             assert log == reference.trainer_round_(b, tolerance, grid, True)

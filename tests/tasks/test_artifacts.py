@@ -277,6 +277,15 @@ def test_publish_refuses_what_is_not_a_directory_of_the_workspace(tmp_path: Path
                 store.publish(tmp_path / "ws" / name)
 
 
+@pytest.mark.parametrize("files", [{}, {"with space": b"x"}, {".hidden": b"x"}])
+def test_publish_refuses_what_fetch_would_refuse(tmp_path: Path, files: dict[str, bytes]) -> None:
+    place = Place("local", str(tmp_path / "store"))
+    with ArtifactStore(tmp_path / "ws", place.remote) as store:
+        store.init()
+        with pytest.raises(StoreError, match="cannot publish"):
+            store.publish(fill(tmp_path / "ws" / "segment", files))
+
+
 def test_unusual_paths_work(tmp_path: Path) -> None:
     """DVC writes no path that is not ASCII into its configuration, and loses the file when asked to."""
     place = Place("local", str(tmp_path / "störe #1 $HOME ~"))

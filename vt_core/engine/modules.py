@@ -38,7 +38,8 @@ class ModuleTracker:
     def note(self) -> None:
         """Remember the current module for the autograd node of the operation that runs now."""
         if self._stack and torch.is_grad_enabled():
-            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = self._stack[-1]
+            # An operation without gradient makes no node: it must not take over the one before it.
+            self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
 
     def current(self) -> str:
         """Return the path of the module that runs now, or the phase of the step."""

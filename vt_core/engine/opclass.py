@@ -16,6 +16,7 @@ class Treatment(StrEnum):
     """How the engine handles an operation (DESIGN: one dispatch mode, any model)."""
 
     VIEW = "view"  # computes nothing, shares storage
+    CONSTANT = "constant"  # a Python number or list that becomes a tensor
     EXACT = "exact"
     CANONICAL = "canonical"
     INEXACT = "inexact"
@@ -29,7 +30,7 @@ def _names(text: str) -> frozenset[str]:
 
 # Every result is a copy of an input element or a constant, or a comparison: no arithmetic at all.
 SELECTION = _names("""
-    clone copy contiguous _to_copy lift_fresh lift_fresh_copy empty empty_like empty_strided new_empty
+    clone copy contiguous _to_copy lift_fresh_copy empty empty_like empty_strided new_empty
     new_empty_strided zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill
     scalar_tensor arange eye tril triu tril_indices triu_indices cat stack index index_select gather take
     scatter index_copy index_fill masked_fill masked_scatter masked_select where select_scatter slice_scatter
@@ -41,7 +42,7 @@ SELECTION = _names("""
     max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d eq ne lt le gt ge isnan isinf isfinite isposinf isneginf logical_and logical_or logical_xor
     logical_not bitwise_and bitwise_or bitwise_xor bitwise_not any all equal is_nonzero _local_scalar_dense
-    searchsorted bucketize unique_dim _unique2 unique_consecutive bincount histc numel set resize
+    searchsorted bucketize unique_dim _unique2 unique_consecutive bincount numel set resize
     _unsafe_index _unsafe_masked_index unfold repeat_interleave signbit sign sgn abs neg floor ceil trunc round
     _assert_async _assert_tensor_metadata record_stream real copysign heaviside
     col2im_indices _reshape_alias_copy block_diag
@@ -53,7 +54,17 @@ ARITHMETIC = _names("add sub rsub mul div true_divide reciprocal leaky_relu leak
 EXACT = SELECTION | ARITHMETIC
 
 # In-place members of these cannot leave the grid once their arguments are on it, so no rounding pass is needed.
-GRID_PRESERVING_IN_PLACE = _names("zero relu threshold neg abs resize set sign sgn")
+# Not `neg`: it makes -0, and state holds +0 only.
+GRID_PRESERVING_IN_PLACE = _names("zero relu abs resize set sign sgn")
+
+# Views that their schema does not call so: the outputs share the input's storage.
+UNMARKED_VIEWS = _names("""
+    detach alias _unsafe_view unsafe_split unsafe_split_with_sizes squeeze unsqueeze t transpose swapaxes swapdims
+    as_strided
+""")
+
+# Copies without arithmetic that a device makes or leaves out by memory layout: not in the trace.
+LAYOUT = _names("clone contiguous")
 
 CANONICAL = _names("sqrt rsqrt square pow lerp addcmul addcdiv native_dropout_backward")
 
@@ -176,6 +187,8 @@ def treatment_of(name: str) -> Treatment:
         return Treatment.REFUSED
     if name in RANDOM:
         return Treatment.RANDOM
+    if name == "lift_fresh":
+        return Treatment.CONSTANT
     if name in CANONICAL:
         return Treatment.CANONICAL
     if name in EXACT:

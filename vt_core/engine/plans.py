@@ -11,6 +11,7 @@ from vt_core.engine.opclass import (
     GRID_PRESERVING_IN_PLACE,
     SELECTION,
     SILENT_MUTATIONS,
+    UNMARKED_VIEWS,
     Treatment,
     base_name,
     tolerance_class,
@@ -45,8 +46,8 @@ def make_plan(func: torch._ops.OpOverload) -> Plan:
     arguments = func._schema.arguments
     written = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
     silent = [(i, n) for i, n in SILENT_MUTATIONS.get(packet, ()) if (i, n) not in written]
-    is_view = bool(getattr(func, "is_view", False)) and not written
-    treatment = Treatment.VIEW if is_view or packet in ("detach", "alias") else treatment_of(name)
+    is_view = bool(getattr(func, "is_view", False)) and not written and name != "lift_fresh"
+    treatment = Treatment.VIEW if is_view or name in UNMARKED_VIEWS else treatment_of(name)
     if name in ("index_put", "scatter", "div", "_unsafe_index_put", "_index_put_impl"):
         treatment = Treatment.EXACT  # unless an argument says otherwise, see `refine`
     return Plan(
@@ -74,11 +75,18 @@ def refine(plan: Plan, arguments: dict[str, Any]) -> Treatment:
         return Treatment.INEXACT if arguments.get("accumulate", False) else Treatment.EXACT
     if name == "scatter":
         return Treatment.INEXACT if arguments.get("reduce") is not None else Treatment.EXACT
+    if name == "bincount":  # with weights it sums them
+        return Treatment.INEXACT if arguments.get("weights") is not None else Treatment.EXACT
+    if name == "arange":  # start + i * step: vector code splits it by its own width
+        bounds = (arguments.get(key, 0) for key in ("start", "end", "step"))
+        return Treatment.EXACT if all(float(b).is_integer() for b in bounds) else Treatment.INEXACT
     return plan.treatment
 
 
 # Treatments that look at arguments before they are final.
-REFINED = frozenset({"add", "sub", "rsub", "div", "index_put", "_unsafe_index_put", "_index_put_impl", "scatter"})
+REFINED = frozenset(
+    "add sub rsub div index_put _unsafe_index_put _index_put_impl scatter bincount arange".split()
+)
 
 
 def by_name(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,9 @@ def _float(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtyp
     return torch.from_numpy(values.reshape(tuple(shape))).to(device=device, dtype=dtype)
 
 
-def _uniform(like: Tensor, stream: Stream, low: float = 0.0, high: float = 1.0) -> Tensor:
-    unit = _float(stream.uniform(like.numel()), like.shape, like.dtype, like.device)
+def _uniform(like: Tensor, stream: Stream, precision: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    # No finer than the grid: 1 - 2^-53 would round up to 1.0, which no uniform value may be.
+    unit = _float(stream.uniform(like.numel(), precision), like.shape, like.dtype, like.device)
     return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
 
 
@@ -66,20 +67,22 @@ def _random_range(like: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream) -> Drawn:
+def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream, precision: int = 53) -> Drawn:
     """Draw the values of random operation ``name`` for an output like ``like`` (shape, dtype, device).
 
-    ``arguments`` are the operation's arguments by schema name. Raises NotImplementedError for a form that is
+    ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. Raises NotImplementedError for a form that is
     not known, which the engine reports as a refused operation.
     """
     form = _FORMS.get(name)
     if form is None:
         raise NotImplementedError(name)
+    if form is _draw_uniform:
+        return Drawn(_uniform(like, stream, precision, arguments.get("from", 0.0), arguments.get("to", 1.0)))
     return form(like, arguments, stream)
 
 
 def _draw_uniform(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_uniform(like, stream, a.get("from", 0.0), a.get("to", 1.0)))
+    return Drawn(_uniform(like, stream, 53, a.get("from", 0.0), a.get("to", 1.0)))
 
 
 def _draw_bernoulli(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,19 +22,14 @@ def common_settings(compute: torch.dtype) -> Iterator[None]:
     cudnn.allow_tf32 = False
     cudnn.enabled = False  # cuDNN has operations of its own (cudnn_batch_norm), which would change the trace
     torch.set_float32_matmul_precision("highest")  # no bfloat16 inside float32 products
-    _switch_off_compilation()
     try:
-        yield
+        # A compiled region would run kernels that the dispatch mode never sees; run it as written instead.
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         torch.set_default_dtype(previous_dtype)
         cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled = previous[:3]
         torch.set_float32_matmul_precision(previous[3])
-
-
-def _switch_off_compilation() -> None:
-    """A compiled region would run kernels that the dispatch mode never sees; run it as written instead."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.set_stance("force_eager")
 
 
 def refuse_unsupported(model: nn.Module) -> None:

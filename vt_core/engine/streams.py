@@ -30,9 +30,9 @@ class Stream:
         raw: npt.NDArray[np.uint64] = self._bits.random_raw(n)
         return raw
 
-    def uniform(self, n: int) -> npt.NDArray[np.float64]:
-        """Return ``n`` float64 values in [0, 1): the top 53 bits times 2^-53, exactly."""
-        return (self.bits(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    def uniform(self, n: int, precision: int = 53) -> npt.NDArray[np.float64]:
+        """Return ``n`` float64 values in [0, 1): the top ``precision`` (1 to 53) bits times 2^-precision, exactly."""
+        return (self.bits(n) >> np.uint64(64 - precision)).astype(np.float64) * 2.0**-precision
 
     def integers(self, n: int, high: int) -> npt.NDArray[np.int64]:
         """Return ``n`` int64 values in [0, high); the modulo bias is below high * 2^-64.

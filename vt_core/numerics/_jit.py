@@ -74,7 +74,8 @@ def _is_flagged(v: Any, y: Any, rtol: Any, absolute: Any, zero_rule: Any, params
     tau = a * rtol + absolute
     low = _rnd(np.float64(v - tau), params)
     high = _rnd(np.float64(v + tau), params)
-    return (low != high) & ((y != 0.0) | (a > tau * zero_rule)) & (a < np.inf)
+    silent_zero = (y == 0.0) & (a <= tau * zero_rule) & (np.float64(tau) <= params[1])
+    return (low != high) & (not silent_zero) & (a < np.inf)
 
 
 @_compiled
@@ -90,9 +91,9 @@ def _trainer_block(x: Any, start: Any, stop: Any, reach: Any, params: Any, out: 
     """Round a block and count the elements that *may* have to be logged.
 
     ``reach = (r, t, zero)`` is such that ``a * r + t`` is no less than tau and the rounding of ``x - tau``, and
-    ``zero`` no more than tau times the zero rule. An element that is logged has a rounding boundary within reach.
-    With ``c`` as in ``_rnd`` the grid spacing is ``c * 2**-52``, so boundaries lie half a spacing from the rounded
-    value, but a quarter below a power of two.
+    ``zero`` no more than tau times the zero rule (-1 if that does not apply). An element that is logged has a
+    rounding boundary within reach. With ``c`` as in ``_rnd`` the grid spacing is ``c * 2**-52``, so boundaries
+    lie half a spacing from the rounded value, but a quarter below a power of two.
     """
     cap, max_value, smallest_binade, shift = params
     relative, absolute, zero = reach
@@ -120,9 +121,8 @@ def _auditor_block(x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, para
     for i in range(start, stop):
         v = np.float64(x[i])
         a = abs(x[i])
-        near_zero = (a <= a * rtol + absolute) & (a < np.inf)
         y = _rnd(v, params) + 0.0
-        y = 0.0 if near_zero else y
+        y = 0.0 if (a <= a * rtol + absolute) & (abs(y) < np.inf) else y
         out[i - start] = y if v == v else np.nan
 
 

@@ -9,6 +9,7 @@ copy.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -76,7 +77,8 @@ def trainer_round_(
     scale = scale_exponent(max(largest, floor), x.dtype)
     rtol, absolute, zero_rule = kind(tolerance.rtol), kind(absolute_part(scale, tolerance)), kind(ZERO_RULE)
     unit = float(np.finfo(kind).eps) * 2.0
-    reach = (tolerance.rtol * HAIR + unit, float(absolute) * HAIR, float(absolute) * ZERO_RULE)
+    zero = float(absolute) * ZERO_RULE if float(absolute) * HAIR <= grid.max_value else -1.0
+    reach = (tolerance.rtol * HAIR + unit, float(absolute) * HAIR, zero)
 
     def piece(start: int, stop: int) -> tuple[list[IntArray], list[FloatArray], int]:
         positions: list[IntArray] = []
@@ -182,11 +184,13 @@ def _confirm(x: FloatArray, entries: SiteEntries, rtol: Any, absolute: Any, grid
     return own if _jit.confirm(*arguments, own) else None
 
 
+@functools.lru_cache
 def _lattice(grid: Grid) -> tuple[int, int, float, float]:
     offset = (grid.emin + 1022) << (grid.precision - 1)
     return (53 - grid.precision, offset, 2.0**grid.emin, 2.0**-grid.quantum_exponent)
 
 
+@functools.lru_cache
 def _params(grid: Grid) -> tuple[float, float, int, int]:
     smallest_binade = (grid.emin + 1023) << 52
     return (2.0 ** (grid.emax + 1), grid.max_value, smallest_binade, (53 - grid.precision) << 52)

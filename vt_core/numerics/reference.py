@@ -3,28 +3,32 @@
 The kernels in ``kernels`` must give the same results to the bit. Rule and notation: DESIGN section 2; ``rnd``
 rounds onto the grid, ``tau = rtol*|x| + atol*2**e``.
 
-Trainer: ``y = rnd(x)``. Logged iff ``rnd(x - tau) != rnd(x + tau)``, except by the *zero rule*: ``y == 0``
-and ``|x| <= tau * 2**-11``. Non-finite elements are never logged.
+Trainer: ``y = rnd(x)``. Logged iff ``rnd(x - tau) != rnd(x + tau)``, except by the *zero rule*: ``y == 0``,
+``|x| <= tau * 2**-11``, and ``tau`` at most the largest grid value. Non-finite elements are never logged.
 
-Auditor, own value ``x'``: unlogged elements become 0 if ``|x'| <= tau``, else ``rnd(x')``. Logged elements:
-see ``sparse.judge``.
+Auditor, own value ``x'``: unlogged elements become 0 if ``|x'| <= tau`` and ``rnd(x')`` is finite, else
+``rnd(x')``. Logged elements: see ``sparse.judge``.
 
 Why an honest trainer is never accused and both sides get equal bits, under assumption A (``|x - x'| <= tau *
 (1 - 1/1000)``, equality for non-finite values):
 
-* Floating-point subtraction and addition are monotone, and ``x'`` is a floating-point number: from ``x' <= x
-  + tau`` as real numbers follows ``x' <= fl(x + tau)``. So windows may be computed in the compute dtype.
+* Floating-point subtraction and addition are monotone, and ``x'`` is a floating-point number: from
+  ``x' <= x + tau`` as real numbers follows ``x' <= fl(x + tau)``. So windows may be computed in the compute
+  dtype.
 * Unlogged, one rounding over the window: it holds ``x'``, so ``rnd(x') = y``. Nor does the auditor turn a
-  nonzero ``y`` into 0: with ``|x'| <= tau'`` the window of ``x`` would reach from below ``tau`` to above ``2
-  tau`` or hold 0, and no cell of a nonzero grid value is so wide but that of the smallest subnormal, where
-  ``x - tau > s/2`` and ``x + tau < 3s/2`` give ``tau < s/2 < x'``.
-* Unlogged by the zero rule: ``|x'| <= tau * (1 - 1/1000 + 2**-11) <= tau'``, so the auditor has 0 too. (A
-  rule that logs nothing with ``y == 0`` has a hole: ``x`` just under half the smallest subnormal and ``x'``
-  just above it.)
+  finite nonzero ``y`` into 0: with ``|x'| <= tau'`` the window of ``x`` would hold 0 or reach from below
+  ``tau`` to above ``2 tau``, and the only cell of a finite grid value that is so wide is that of the smallest
+  subnormal ``s``, where ``x - tau > s/2`` and ``x + tau < 3s/2`` give ``tau < s/2 < x'``.
+* Unlogged by the zero rule: ``|x'| <= tau * (1 - 1/1000 + 2**-11)``, which is less than ``tau`` and
+  ``tau'``, so ``rnd(x')`` is finite and the auditor has 0 too.
 * Logged: ``x`` lies in the auditor's window, hence ``lo <= y <= hi``; and the window of ``2 tau'`` and a hair
   holds the trainer's window, hence it straddles a boundary too.
 
 ``tau`` and ``tau'`` differ by a factor within ``1 +- 2**-12``, which the hair and the 1/1000 cover.
+
+Two simpler forms of the zero rule have holes. Logging nothing with ``y == 0`` loses ``x`` just under half the
+smallest subnormal with ``x'`` just above it. Without the two conditions on overflow, ``x = 3m`` with
+``tau = 2m`` (``m`` above the largest grid value) is infinite without an entry, and ``x' = 1.1 m`` became 0.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ def trainer_round_(
         tau = chunk.abs() * tolerance.rtol + absolute_part(scale, tolerance)
         y = _round(chunk, grid)
         straddles = _round(chunk - tau, grid) != _round(chunk + tau, grid)
-        silent_zero = (y == 0) & (chunk.abs() <= tau * ZERO_RULE)
+        silent_zero = (y == 0) & (chunk.abs() <= tau * ZERO_RULE) & (tau <= grid.max_value)
         flagged = straddles & ~silent_zero & torch.isfinite(chunk)
         found = torch.nonzero(flagged).view(-1)
         positions.append(found.cpu().numpy() + start)
@@ -148,8 +152,9 @@ def auditor_round_(
     for start in range(0, flat.numel(), _CHUNK):
         chunk = flat[start : start + _CHUNK]
         tau = chunk.abs() * tolerance.rtol + absolute_part(scale, tolerance)
-        near_zero = (chunk.abs() <= tau) & torch.isfinite(chunk)
-        _store(chunk, torch.where(near_zero, 0.0, _round(chunk, grid)))
+        y = _round(chunk, grid)
+        near_zero = (chunk.abs() <= tau) & torch.isfinite(y)
+        _store(chunk, torch.where(near_zero, 0.0, y))
     if use is not None:
         flat[torch.from_numpy(use).to(x.device)] = torch.from_numpy(logged).to(x.device, x.dtype)
     _give_back(x, flat)

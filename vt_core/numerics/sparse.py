@@ -1,9 +1,10 @@
 """The interval rule for the few elements that are in a log: which form an entry takes, and what an auditor
 accepts.
 
-Plain NumPy over the elements concerned, shared by the reference and the kernels, which differ in how they
-find and round the other 99.99 %. All arithmetic that decides is in the compute dtype (the dtype of ``x``),
-one IEEE operation at a time, so every machine decides alike; only reported distances use float64.
+Plain NumPy over the elements concerned, used by the reference. The kernels have compiled forms for the usual case
+(``_jit.describe``, and ``_jit.confirm`` where an auditor agrees with every entry) and come here for the rest. All
+arithmetic that decides is in the compute dtype (the dtype of ``x``), one IEEE operation at a time, so every machine
+decides alike; only reported distances use float64.
 """
 
 from __future__ import annotations

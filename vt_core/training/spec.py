@@ -26,6 +26,8 @@ from vt_core.training.job import Dataset, Job
 FORMAT = "vt-run-spec/1"
 ENGINE = "1"  # raised whenever the engine would compute other bits or another trace for the same job
 MAX_SPEC_BYTES = 16 << 20
+MAX_SEGMENTS = 1_000_000  # an auditor makes lists of both: a spec must not be able to exhaust its memory
+MAX_SEGMENT_STEPS = 1_000_000
 COMPUTE = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -113,6 +115,8 @@ def parse_spec(data: bytes) -> RunSpec:
         )
         _check_types(spec)
         _check(spec)
+        if spec.to_bytes() != data:  # "07" and "7" as a seed: one spec must have one byte string and one digest
+            raise ValueError("a value is not written in its canonical form")
     except (KeyError, TypeError, ValueError, AttributeError, SpecError) as error:
         raise EvidenceError("evidence_malformed", f"spec.json: {error}", file="spec.json") from error
     return spec
@@ -140,6 +144,10 @@ def _check(spec: RunSpec) -> None:
     for name in ("steps", "segment_steps", "commit_interval", "batch_size", "dataset_size"):
         if getattr(spec, name) < 1:
             raise SpecError(f"{name} must be at least 1, not {getattr(spec, name)}")
+    if spec.segment_steps > MAX_SEGMENT_STEPS:
+        raise SpecError(f"segment_steps must be at most {MAX_SEGMENT_STEPS}, not {spec.segment_steps}")
+    if spec.segment_count > MAX_SEGMENTS:
+        raise SpecError(f"segment_steps makes {spec.segment_count} segments: at most {MAX_SEGMENTS} are allowed")
     if spec.dataset_size < spec.batch_size:
         raise SpecError(f"a batch of {spec.batch_size} is larger than the dataset of {spec.dataset_size} samples")
     if not 0 <= spec.seed < 1 << 64:

@@ -8,6 +8,7 @@ agreed digests; the records form a chain; the seal covers all of them.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,28 +101,28 @@ def choose_segments(choice: str, run: Run, nonce: str) -> list[int]:
     alone. Raises SpecError for anything else.
     """
     total = len(run.records)
+    choice = choice.strip()
     if choice == "all":
         return list(range(total))
     if choice.startswith("sample:"):
-        try:
-            wanted = int(choice.removeprefix("sample:"))
-        except ValueError:
-            wanted = 0
+        count = re.fullmatch(r"0*([0-9]{1,18})", choice.removeprefix("sample:"))
+        wanted = int(count[1]) if count else 0
         if wanted < 1:
             raise SpecError(f"segments {choice!r}: give a count of at least 1, as in sample:3")
         anchor = run.seal.root if run.seal is not None else run.records[-1].digest()
         key = {i: hashlib.sha256(f"vt-sample/1|{anchor}|{nonce}|{i}".encode()).digest() for i in range(total)}
         return sorted(sorted(key, key=lambda i: key[i])[: min(wanted, total)])
     chosen: set[int] = set()
-    try:
-        for part in choice.split(","):
-            first, _, last = part.strip().partition("-")
-            chosen |= set(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise SpecError(f"segments {choice!r}: use 'all', 'sample:N', or numbers as in '0,2,5-7'") from None
-    outside = sorted(c for c in chosen if c >= total or c < 0)
-    if outside or not chosen:
-        raise SpecError(f"segments {choice!r}: the run has segments 0 to {total - 1}")
+    for part in choice.split(","):
+        bounds = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
+        if bounds is None:
+            raise SpecError(f"segments {choice!r}: use 'all', 'sample:N', or numbers as in '0,2,5-7'")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if last < first:
+            raise SpecError(f"segments {choice!r}: the range {part.strip()!r} runs backwards")
+        if last >= total:
+            raise SpecError(f"segments {choice!r}: the run has segments 0 to {total - 1}")
+        chosen |= set(range(first, last + 1))
     return sorted(chosen)
 
 
@@ -143,8 +144,14 @@ def verdict(
     run: Run, results: Sequence[SegmentResult], limits: AuditorLimits, nonce: str, environment: Mapping[str, Any],
     trainer_environments: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the verdict over the replayed segments as plain JSON."""
+    """Return the verdict over the replayed segments as plain JSON.
+
+    Raises ValueError without results, or for two results of one segment: a verdict over nothing would be verified.
+    """
     ordered = sorted(results, key=lambda r: r.index)
+    indexes = [r.index for r in ordered]
+    if not indexes or len(set(indexes)) != len(indexes) or not set(indexes) <= set(range(len(run.records))):
+        raise ValueError(f"a verdict needs one result for each replayed segment of the run, not {indexes}")
     counts = total_counts(ordered)
     worst = next((r for r in ordered if r.result is Result.REJECTED), None)
     worst = worst or next((r for r in ordered if r.result is Result.INCONCLUSIVE), None)
@@ -159,6 +166,13 @@ def verdict(
                 f"the log takes the other rounding in {bias.disagreements} of {bias.entries} entries of class "
                 f"{bias.op_class} (p = {bias.p_value:.1e}): honest hardware does so in at most {limits.honest_rate:.0%}"
             )
+    last = ordered[-1] if indexes[-1] == len(run.records) - 1 else None
+    sealed_state = None if run.seal is None or last is None else last.final_state
+    # The seal names the final model; nothing else in the chain ties that name to the last checkpoint.
+    renamed = run.seal is not None and sealed_state is not None and run.seal.state != sealed_state
+    if renamed and result_of(reason) is not Result.REJECTED:
+        reason, divergence = Reason.CHAIN_BROKEN, Divergence(indexes[-1], ordered[-1].last_step)
+        message = "the seal names another final state than the last segment commits to"
     if reason is None and run.seal is None:
         reason, message = (
             Reason.NOT_SEALED,
@@ -171,6 +185,7 @@ def verdict(
         "spec": run.spec.digest(),
         "root": None if run.seal is None else run.seal.root,
         "state": None if run.seal is None else run.seal.state,
+        "state_checked": sealed_state is not None,
         "segments": [r.to_json() for r in ordered],
         "coverage": {"replayed": replayed, "total": total, "of_share": f"{replayed / total:.4f}"},
         "detection_probability": {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from vt_core.numerics.sparse import FINGERPRINT_FACTOR
 
 _MAX_SINGLES = 1 << 17
 _MAX_PAIRS = 1 << 9
+_NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,20 @@ class Explanation:
 
 
 def explain(
-    before: Tensor, after: Tensor, tolerance: Tolerance, grid: Grid, floor: float, wanted: int, within: float
+    before: Tensor,
+    after: Tensor,
+    tolerance: Tolerance,
+    grid: Grid,
+    floor: float,
+    wanted: int,
+    within: float,
+    decided: npt.NDArray[np.int64] = _NONE,
 ) -> Explanation | None:
     """Return the flips near a boundary that turn the auditor's fingerprint into ``wanted``, or None.
 
     ``before`` and ``after`` are the auditor's values of the site before and after rounding (any shape, float64 or
-    float32); ``within`` is the largest distance from a boundary, in tolerances, that counts as near.
+    float32); ``within`` is the largest distance from a boundary, in tolerances, that counts as near. ``decided`` holds
+    the positions that the log decides: the auditor took the trainer's value there, so they explain nothing.
     """
     flat = before.detach().cpu().contiguous().view(-1)
     scale = scale_exponent(max(max_magnitude(flat), floor), flat.dtype)
@@ -49,7 +59,9 @@ def explain(
     for tensor in (low, high):
         round_plain_(tensor, grid, False)
     own_print = fingerprint(own)
-    near = torch.nonzero(((low != own) | (high != own)) & torch.isfinite(flat)).view(-1)
+    candidate = ((low != own) | (high != own)) & torch.isfinite(flat)
+    candidate[torch.from_numpy(decided[decided < flat.numel()])] = False
+    near = torch.nonzero(candidate).view(-1)
     if not 0 < near.numel() <= _MAX_SINGLES:
         return None
     where = near.numpy()

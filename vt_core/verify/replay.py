@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vt_core.engine.rounding import AuditorRounding, SiteFinding
+import numpy as np
+
+from vt_core.engine.rounding import SiteFinding
 from vt_core.engine.rounding_log import LogReader, step_digest
 from vt_core.errors import EvidenceError, OffGridError, PrecisionError, UnsupportedOperation
 from vt_core.evidence.digests import check_file
@@ -32,11 +34,16 @@ from vt_core.training.session import Session
 from vt_core.training.state import State, StateDigest, digest
 from vt_core.verify.explain import explain
 from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.strict import StrictRounding
 from vt_core.verify.verdict import Divergence, Reason, SegmentResult
 
 Progress = Callable[[int], None]
 MAX_LOG_BYTES = 4 << 30
-_RECALIBRATE = "{} {:.3g} tolerances from a rounding boundary: recalibrate before accusing anybody"
+_JOB_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+_RECALIBRATE = (
+    "{} is explained by values that differ by {:.3g} tolerances between the two machines: recalibrate before accusing "
+    "anybody"
+)
 
 
 @dataclass(frozen=True)
@@ -118,16 +125,18 @@ def replay_segment(
     the auditor's side.
     """
     started = time.perf_counter()
-    rounding = AuditorRounding(session.grid, session.spec.policy, session.spec.fingerprints)
+    rounding = StrictRounding(session.grid, session.spec.policy, session.spec.fingerprints)
+    final_state: str | None = None
 
     def result(reason: Reason | None, message: str, divergence: Divergence | None) -> SegmentResult:
         return SegmentResult(
             record.index, record.first_step, record.last_step, reason, message, divergence,
-            audited_counts(rounding), time.perf_counter() - started,
+            audited_counts(rounding), time.perf_counter() - started, final_state,
         )  # fmt: skip
 
     try:
         opened = open_segment(session, record, directory)
+        final_state = opened.leaves[-1].state.hex()
         state = None
         if start is not None:
             before, before_directory = start
@@ -143,6 +152,16 @@ def replay_segment(
         return result(Reason(error.reason), str(error), _place(record.index, error))
     except (UnsupportedOperation, PrecisionError, OffGridError) as error:
         return result(Reason.ENVIRONMENT_UNSUPPORTED, f"the replay could not run: {error}", None)
+    except _JOB_ERRORS as error:
+        if start is None:
+            raise  # nothing of the trainer's was in it: a fault of this side
+        # A forged state (an optimizer tensor of another shape) can stop the job's own code, and so can a full memory
+        # here: this segment tells nothing. The segment that published such a state does not replay to it.
+        return result(
+            Reason.ENVIRONMENT_UNSUPPORTED,
+            f"the replay from the published state stopped with {type(error).__name__}: {error}",
+            None,
+        )
     if found is None:
         return result(None, "replayed bit for bit", None)
     return result(*found)
@@ -154,7 +173,7 @@ def _replay(
     directory: Path,
     state: State | None,
     leaves: list[Leaf],
-    rounding: AuditorRounding,
+    rounding: StrictRounding,
     limits: AuditorLimits,
     progress: Progress | None,
 ) -> tuple[Reason, str, Divergence] | None:
@@ -195,20 +214,23 @@ def _compare(
     step, findings = first if first is not None else (leaf.step, [])
     located = findings[0] if findings else None  # findings come in the order of execution
     place = _at(segment, step, located, differing)
+    message = "the replay ends in another state than the trainer committed to"
+    if not differing:
+        message += ": all tensors are equal, so the optimizer's settings or counters differ"
     if not same_trace:
         return Reason.TRACE_MISMATCH, "the trainer ran another sequence of operations than the agreed code", place
     if replayed.root != leaf.state and (located is None or located.rounding is None):
         # Fingerprints part first: log entries that do not fit later on only follow from it.
-        return Reason.STATE_MISMATCH, "the replay ends in another state than the trainer committed to", place
+        return Reason.STATE_MISMATCH, message, place
     entry = next((f for f in findings if f.rounding is not None), None)
     if entry is not None and entry.rounding is not None:
         place = _at(segment, step, entry, differing)
         distance = entry.rounding.distance
         if entry.rounding.kind == "implausible" and distance <= limits.exceeded_within:
-            return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("a log entry lies", distance), place
+            return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("a log entry", distance), place
         return Reason.LOG_IMPLAUSIBLE, "the log claims a rounding that no honest machine can have made", place
     if replayed.root != leaf.state:
-        return Reason.STATE_MISMATCH, "the replay ends in another state than the trainer committed to", place
+        return Reason.STATE_MISMATCH, message, place
     return None
 
 
@@ -224,7 +246,7 @@ def _reconsider(
     reason, _, place = found
     if reason is not Reason.STATE_MISMATCH or place.site is None or place.step is None:
         return found
-    rounding = AuditorRounding(session.grid, session.spec.policy, session.spec.fingerprints)
+    rounding = StrictRounding(session.grid, session.spec.policy, session.spec.fingerprints)
     rounding.watch = (place.step, place.site)
     if state is not None:
         session.restore(state)
@@ -244,20 +266,23 @@ def _reconsider(
         floor,
         int(log.fingerprints[place.site]),
         limits.exceeded_within,
+        log.sites[place.site].positions if place.site in log.sites else np.empty(0, np.int64),
     )
     if explanation is None:
         return found
+    # Not logged: the trainer's own value lies more than one tolerance beyond the boundary.
+    distance = explanation.distance + 1.0
     refined = dataclasses.replace(
         place,
         element=explanation.position,
         trainer_value=explanation.trainer_value,
         auditor_value=explanation.auditor_value,
-        distance=explanation.distance,
+        distance=distance,
     )
-    return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("an unlogged rounding lies", explanation.distance), refined
+    return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("an unlogged rounding", distance), refined
 
 
-def audited_counts(rounding: AuditorRounding) -> dict[str, dict[str, Any]]:
+def audited_counts(rounding: StrictRounding) -> dict[str, dict[str, Any]]:
     """Return what the auditor saw per op class; ``max_distance`` in tolerances, as decimal text."""
     return {
         str(c): {

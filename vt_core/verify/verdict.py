@@ -101,6 +101,7 @@ class SegmentResult:
     divergence: Divergence | None = None
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    final_state: str | None = None  # state root (hex) that the last leaf commits to, if the evidence could be opened
 
     @property
     def result(self) -> Result:
