@@ -9,10 +9,8 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.params import Params, load_params
-from tasks.runs import RunStore
-from tasks.store import open_store
-from tasks.training import Trainer, new_run_id
+from tasks.params import load_params
+from tasks.training import Trainer, trainer_from_params
 from vt_core.errors import SpecError
 from vt_core.evidence.records import Seal, SegmentRecord
 from vt_core.training.segment import Segment
@@ -59,18 +57,7 @@ def train(
 
     A run of the same ``run_id`` is resumed. Raises SpecError, StoreError, and the engine's errors.
     """
-    return run_segments(make_trainer(load_params(Path(params)), store, run_id, Path(workspace)))
-
-
-def make_trainer(params: Params, store: str | None, run_id: str | None, workspace: Path) -> Trainer:
-    """Build the trainer of a run from parameters. Raises SpecError."""
-    url = store or params.store
-    if url is None:
-        raise SpecError("no store: give --store URL, or 'store:' in the parameters")
-    job, dataset = params.open_job()
-    spec = params.spec(job, dataset)
-    run = RunStore(open_store(url, create=True), run_id or new_run_id(spec))
-    return Trainer(run, workspace / "train", spec, job, dataset, params.device)
+    return run_segments(trainer_from_params(load_params(Path(params)), store, run_id, Path(workspace)))
 
 
 def _error(state: Any) -> BaseException | None:

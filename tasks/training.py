@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import ArtifactStore
+from tasks.params import Params
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments, segment_folder
+from tasks.store import open_store
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.merkle import root
 from vt_core.evidence.records import Seal, SegmentRecord
@@ -190,3 +192,14 @@ def read_losses(run: RunStore, workspace: Path) -> list[tuple[int, float]]:
             if row["step"] > 0:
                 rows.append((row["step"], float.fromhex(row["loss"])))
     return rows
+
+
+def trainer_from_params(params: Params, store: str | None, run_id: str | None, workspace: Path) -> Trainer:
+    """Build the trainer of a run from parameters. Raises SpecError."""
+    url = store or params.store
+    if url is None:
+        raise SpecError("no store: give --store URL, or 'store:' in the parameters")
+    job, dataset = params.open_job()
+    spec = params.spec(job, dataset)
+    run = RunStore(open_store(url, create=True), run_id or new_run_id(spec))
+    return Trainer(run, workspace / "train", spec, job, dataset, params.device)

@@ -35,8 +35,8 @@ def run_demo(workspace: Path, profile: str, as_json: bool, verbose: bool) -> int
             _part("plain", folder, name, {}, verbose)
         difference = _plain_difference(folder, profile)
         say(
-            f"   {difference['differing']} of {difference['parameters']} parameters differ between the profiles 'default' "
-            f"and '{profile}', by up to {difference['largest']:.1e}: replay alone proves nothing"
+            f"   {difference['differing']} of {difference['parameters']} parameters differ between the profiles "
+            f"'default' and '{profile}', by up to {difference['largest']:.1e}: replay alone proves nothing"
         )
         say("\n[bold]2.[/] Verified training: an honest trainer, and one who changes a single label in segment 2 ...")
         waited = server.wait()
@@ -44,8 +44,8 @@ def run_demo(workspace: Path, profile: str, as_json: bool, verbose: bool) -> int
         honest, cheat = training["honest"], training["poisoned"]
         per_step = honest["log_bytes"] / honest["steps"]
         say(
-            f"   {honest['steps']} steps in {honest['segments']} segments (the first is the initialisation), final loss "
-            f"{honest['final_loss']:.4f}\n   the rounding log takes {per_step:.0f} bytes a step "
+            f"   {honest['steps']} steps in {honest['segments']} segments (the first is the initialisation), final "
+            f"loss {honest['final_loss']:.4f}\n   the rounding log takes {per_step:.0f} bytes a step "
             f"(and {honest['fingerprint_bytes'] / honest['steps']:.0f} bytes of fingerprints)\n"
             f"   state {honest['state_digest'][:32]}...   honest\n   state {cheat['state_digest'][:32]}...   poisoned"
         )

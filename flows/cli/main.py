@@ -51,11 +51,12 @@ def train(
     """
     with command(as_json, verbose, profile):
         from flows.cli.progress import show_progress
-        from flows.train import make_trainer
-        from flows.train import train as flow
         from tasks.params import load_params
+        from tasks.training import trainer_from_params
 
-        make_trainer(load_params(params), store, run_id, workspace)  # a mistake is told before Prefect starts
+        trainer_from_params(load_params(params), store, run_id, workspace)  # a mistake is told before Prefect starts
+        from flows.train import train as flow
+
         with show_progress(quiet=as_json):
             summary = flow(str(params), store, run_id, str(workspace))
         if as_json:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vt_core.engine import canonical, random_ops
 from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.opclass import Treatment, refusal
+from vt_core.engine.opclass import LAYOUT, Treatment, refusal
 from vt_core.engine.plans import REFINED, Plan, by_name, make_plan, refine
 from vt_core.engine.rounding import Rounding
 from vt_core.engine.scale import scale_floors
@@ -70,6 +70,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.drawn: list[weakref.ref[Tensor]] = []  # what random operations returned while the model was built
         self.last_writer: dict[int, str] = {}  # storage address -> last operation that wrote it in place
         self.treatments: dict[Treatment | OpClass, TreatmentFunction] = {
+            Treatment.CONSTANT: _constant,
             Treatment.EXACT: _exact,
             Treatment.CANONICAL: _canonical,
             Treatment.INEXACT: _inexact,
@@ -115,7 +116,8 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             run = self.treatments.get(plan.op_class)  # a swapped strategy for one op class
         result = (run or self.treatments[treatment])(self, plan, func, args, kwargs)
         result = self._check_precision(plan, result)
-        self.trace.record(plan.full_name, result)
+        if plan.name not in LAYOUT:
+            self.trace.record(plan.full_name, result)
         return result
 
     # What treatments call
@@ -185,6 +187,14 @@ def _tensors(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     return [t for t in result if isinstance(t, Tensor)] if isinstance(result, (tuple, list)) else []
+
+
+def _constant(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put a tensor made of Python numbers on the grid, as Python scalars are put on float32."""
+    result = func(*args, **kwargs)
+    if result.dtype is mode.compute and result.numel():
+        mode.put_on_grid(plan, result)
+    return result
 
 
 def _exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -265,7 +275,7 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
     if mode.skip_random:
         return result.zero_() if plan.name != "randperm" else result
     try:
-        drawn = random_ops.draw(plan.name, result, arguments, stream)
+        drawn = random_ops.draw(plan.name, result, arguments, stream, mode.rounding.grid.precision)
     except NotImplementedError:
         raise UnsupportedOperation(
             plan.full_name,

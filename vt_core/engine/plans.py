@@ -85,7 +85,7 @@ def refine(plan: Plan, arguments: dict[str, Any]) -> Treatment:
 
 # Treatments that look at arguments before they are final.
 REFINED = frozenset(
-    "add sub rsub div index_put _unsafe_index_put _index_put_impl scatter bincount arange".split()
+    ["add", "sub", "rsub", "div", "index_put", "_unsafe_index_put", "_index_put_impl", "scatter", "bincount", "arange"]
 )
 
 

@@ -70,8 +70,8 @@ def _random_range(like: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
 def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream, precision: int = 53) -> Drawn:
     """Draw the values of random operation ``name`` for an output like ``like`` (shape, dtype, device).
 
-    ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. Raises NotImplementedError for a form that is
-    not known, which the engine reports as a refused operation.
+    ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. Raises
+    NotImplementedError for a form that is not known, which the engine reports as a refused operation.
     """
     form = _FORMS.get(name)
     if form is None:

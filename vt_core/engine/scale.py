@@ -3,8 +3,8 @@
 The tolerance is relative to the largest magnitude of the result. Where a sum cancels as a whole, that magnitude
 is itself rounding noise, and a tolerance relative to it is too narrow: the gradient of a bias in front of a
 batch norm, or of a key projection's bias in front of a softmax, is zero in exact arithmetic. The error of a sum
-is relative to its *terms*, so for sums of products the scale never falls below the size of a single term. The inputs are equal to the bit on both sides,
-so both compute the same bound.
+is relative to its *terms*, so for sums of products the scale never falls below the size of a single term. The
+inputs are equal to the bit on both sides, so both compute the same bound.
 """
 
 from __future__ import annotations

@@ -76,11 +76,7 @@ def parse_segment(data: bytes, what: str) -> SegmentRecord:
         raise _malformed(what, "run_id, spec or root has another form")
     if record.previous is not None and not is_sha256(record.previous):
         raise _malformed(what, "previous is not a SHA-256 digest")
-    if (
-        not isinstance(record.leaves, list)
-        or not record.leaves
-        or not all(is_sha256(leaf) for leaf in record.leaves)
-    ):
+    if not isinstance(record.leaves, list) or not record.leaves or not all(is_sha256(leaf) for leaf in record.leaves):
         raise _malformed(what, "leaves must be a list of SHA-256 digests")
     if not isinstance(record.files, dict) or not isinstance(record.pointer, dict):
         raise _malformed(what, "files and pointer must be objects")
@@ -122,21 +118,13 @@ def check_chain(
     previous: str | None = None
     for index, record in enumerate(records):
         if record.spec != spec_digest:
-            raise EvidenceError(
-                "spec_mismatch", f"segment {index} was made for another run spec", segment=index
-            )
+            raise EvidenceError("spec_mismatch", f"segment {index} was made for another run spec", segment=index)
         if record.run_id != run_id:
-            raise EvidenceError(
-                "chain_broken", f"segment {index} belongs to run {record.run_id!r}", segment=index
-            )
+            raise EvidenceError("chain_broken", f"segment {index} belongs to run {record.run_id!r}", segment=index)
         if record.index != index or (record.first_step, record.last_step) != ranges[index]:
-            raise EvidenceError(
-                "chain_broken", f"segment {index} covers other steps than the spec says", segment=index
-            )
+            raise EvidenceError("chain_broken", f"segment {index} covers other steps than the spec says", segment=index)
         if record.previous != previous:
-            raise EvidenceError(
-                "chain_broken", f"segment {index} does not follow the one before it", segment=index
-            )
+            raise EvidenceError("chain_broken", f"segment {index} does not follow the one before it", segment=index)
         previous = record.digest()
     if seal is None:
         return
@@ -151,16 +139,12 @@ def check_chain(
     digests = [record.digest() for record in records]
     for index, (sealed, found) in enumerate(zip(seal.segments, digests, strict=False)):
         if sealed != found:
-            raise EvidenceError(
-                "chain_broken", f"segment {index} is not the one that was sealed", segment=index
-            )
+            raise EvidenceError("chain_broken", f"segment {index} is not the one that was sealed", segment=index)
     if len(digests) < len(ranges):
         raise EvidenceError("artifact_missing", f"segment {len(digests)} is missing", segment=len(digests))
     leaves = [leaf for record in records for leaf in record.leaf_hashes()]
     if seal.leaf_count != len(leaves) or seal.root != root(leaves).hex():
-        raise EvidenceError(
-            "chain_broken", "the sealed root is not the root over all leaves", file="seal.json"
-        )
+        raise EvidenceError("chain_broken", "the sealed root is not the root over all leaves", file="seal.json")
 
 
 def _object(data: bytes, what: str, form: str, cls: type) -> dict[str, Any]:
