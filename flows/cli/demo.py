@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 
 from flows.cli.output import describe, err, out, print_json
 from flows.cli.server import prefect_server
@@ -60,7 +61,7 @@ def run_demo(workspace: Path, profile: str, as_json: bool, verbose: bool) -> int
         f"(the log settled {used} of {logged} roundings that could go either way)"
         if good["verdict"] == "verified" else f"   honest:   [red]{good['verdict']}[/] {good['message']}"
     )  # fmt: skip
-    say(f"   poisoned: [red]{bad['verdict']}[/] ({bad['reason']}), {describe(place) if place else 'no place'}")
+    say(f"   poisoned: [red]{bad['verdict']}[/] ({bad['reason']}), {escape(describe(place)) if place else 'no place'}")
     truths = {
         "plain_training_differs": difference["differing"] > 0,
         "honest_verified": good["verdict"] == "verified",

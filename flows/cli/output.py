@@ -8,6 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
 EXIT_VERIFIED, EXIT_REJECTED, EXIT_INCONCLUSIVE, EXIT_ERROR = 0, 1, 2, 3
 EXIT_OF = {"verified": EXIT_VERIFIED, "rejected": EXIT_REJECTED, "inconclusive": EXIT_INCONCLUSIVE}
@@ -26,7 +27,7 @@ def fail(message: str, kind: str, as_json: bool) -> NoReturn:
     """Report an error of the user's or the environment's and leave with code 3."""
     if as_json:
         print_json({"error": message, "kind": kind})
-    err.print(f"[bold red]error[/]: {_escape(message)}")
+    err.print(f"[bold red]error[/]: {escape(message)}")
     raise SystemExit(EXIT_ERROR)
 
 
@@ -34,12 +35,12 @@ def print_verdict(verdict: dict[str, Any]) -> None:
     """Say a verdict to a person."""
     colour = {"verified": "green", "rejected": "red", "inconclusive": "yellow"}[verdict["verdict"]]
     reason = f" ({verdict['reason']})" if verdict["reason"] else ""
-    out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {_escape(verdict['message'])}")
+    out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {escape(verdict['message'])}")
     coverage = verdict["coverage"]
     out.print(f"  run {verdict['run_id']}, {coverage['replayed']} of {coverage['total']} segments replayed")
     divergence = verdict.get("first_divergence")
     if divergence:
-        out.print(f"  where: {_escape(describe(divergence))}")
+        out.print(f"  where: {escape(describe(divergence))}")
     if verdict.get("stored_as"):
         out.print(f"  stored as {verdict['stored_as']}", style="dim")
 
@@ -74,7 +75,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(v) for v in value]
     return value
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")

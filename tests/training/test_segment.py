@@ -134,9 +134,10 @@ def run_until_killed(folder: Path, kill_at: int) -> tuple[int, list[int]]:
 
 @pytest.mark.slow
 def test_killed_after_any_step_and_started_again(whole: Path, tmp_path: Path) -> None:
-    """Killed again and again, once after each step; each start takes up the last whole segment."""
+    """Killed before the first segment is whole, inside one, and after the very last step; each start takes up the last
+    whole segment."""
     trained: list[int] = []
-    for kill_at in (0, 1, 2, 3, 4, 5, 6):
+    for kill_at in (0, 3, 6):
         code, steps = run_until_killed(tmp_path, kill_at)
         assert code == -signal.SIGKILL and steps[-1] == kill_at
         trained += steps
@@ -145,9 +146,28 @@ def test_killed_after_any_step_and_started_again(whole: Path, tmp_path: Path) ->
             if folder.exists():  # whole or not at all
                 assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
     assert run_until_killed(tmp_path, -1)[0] == 0
-    assert trained == [0, 0, 1, 1, 2, 1, 2, 3, 3, 4, 3, 4, 5, 5, 6], "nothing finished was trained again"
+    assert trained == [0, 0, 1, 2, 3, 3, 4, 5, 6], "nothing finished was trained again"
     assert_equal(whole, tmp_path)
     assert not list(tmp_path.glob("*.draft"))
+
+
+@pytest.mark.parametrize("stop_at", range(7))
+def test_stopped_after_any_step_and_started_again(stop_at: int, whole: Path, tmp_path: Path) -> None:
+    """The same in this process, after every step: an exception in place of the kill."""
+    job, dataset, spec = SMALL_DIGITS.open()
+    session, state = Session(spec, job, dataset), None
+
+    def stop(step: int, loss: float) -> None:
+        if step == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), session.open():
+        for index in range(LAST + 1):
+            state = train_segment(session, index, state, tmp_path / str(index), stop).state
+    done = sum((tmp_path / str(index)).exists() for index in range(LAST + 1))
+    assert done == (stop_at + 1) // 2
+    train(tmp_path, done, load_checkpoint(tmp_path / str(done - 1)) if done else None)
+    assert_equal(whole, tmp_path)
 
 
 def test_failure_in_the_middle_leaves_the_old_segment_alone(whole: Path, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _check_types(spec: RunSpec) -> None:
     for name in ("fingerprints", "promote"):
         if type(getattr(spec, name)) is not bool:
             raise ValueError(f"{name} must be true or false")
+    if not isinstance(spec.args, dict):
+        raise ValueError("args must map names to values")
     for name in ("sources", "manifest", "libraries"):
         value = getattr(spec, name)
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
