@@ -38,6 +38,14 @@ def print_verdict(verdict: dict[str, Any]) -> None:
     out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {escape(verdict['message'])}")
     coverage = verdict["coverage"]
     out.print(f"  run {verdict['run_id']}, {coverage['replayed']} of {coverage['total']} segments replayed")
+    for op_class, n in verdict.get("counts", {}).items():
+        if n["elements"]:
+            share = n["entries"] / n["elements"]
+            out.print(
+                f"  {op_class}: {n['entries']} of {n['elements']} elements logged ({share:.1e}), {n['disagreements']} settled "
+                f"another way than here",
+                style="dim",
+            )
     divergence = verdict.get("first_divergence")
     if divergence:
         out.print(f"  where: {escape(describe(divergence))}")

@@ -255,6 +255,33 @@ class ClaimsFloat32(Steered):
         return SiteEntries(scale, moved, np.zeros(moved.size, np.uint8), full, values)
 
 
+class Excuses(Steered):
+    """Changes no rounding, but at one element near a boundary gives the fingerprint that the other rounding would have.
+
+    An auditor who believed fingerprints would take that for a tolerance that is too narrow, whatever comes after it.
+    """
+
+    done = False
+
+    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+        before, site = x.detach().clone().reshape(-1), self.inner._site
+        self.inner.inexact(x, op_class, floor, place)
+        if self.done or site in self.inner._sites:
+            return
+        tolerance = self.policy.tolerances[op_class]
+        reach = 16 * 2.0 ** (int(np.frexp(float(before.abs().max()))[1]) + tolerance.atol_exp)
+        low, high = before - reach, before + reach
+        for edge in (low, high):
+            round_plain_(edge, self.grid, False)
+        near = torch.nonzero(low != high).view(-1)
+        if near.numel():
+            other = x.detach().reshape(-1).clone()
+            i = near[0]
+            other[i] = low[i] if other[i] == high[i] else high[i]
+            self.inner._prints[site] = fingerprint(other)
+            self.done = True
+
+
 def steering(kind: type[Steered], classes: frozenset[OpClass], share: float, first: int = 1) -> type[Session]:
     """Return a session whose roundings are steered from step ``first`` on."""
 

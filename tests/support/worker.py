@@ -28,7 +28,7 @@ LOW_POLICY = {
     "contraction": {"rtol_exp": None, "atol_exp": -16},
     "reduction": {"rtol_exp": None, "atol_exp": -16},
 }
-"""Wider than the default for float32 compute, which is too narrow for channels_last (see tests/verify/README.md)."""
+"""Wider than the default for float32 compute, which two memory layouts exceed (1.3 tolerances were seen)."""
 
 USUAL = ("digits", "resnet", "gpt")
 LOW = tuple(f"{name}-low" for name in USUAL)
@@ -53,7 +53,7 @@ def cases(folder: Path) -> dict[str, Case]:
             {"seed": 4, "steps": 2, "segment_steps": 1},
             str(folder / "cifar"),
         ),
-        "gpt": Case(GPT, {**gpt, "total_steps": 8}, {"seed": 5, "steps": 4, "segment_steps": 2}, text),
+        "gpt": Case(GPT, {**gpt, "total_steps": 8}, {"seed": 5, "steps": 6, "segment_steps": 3}, text),
     }
     low = {"compute_dtype": "float32", "grid": "bfloat16"}
     lower = {

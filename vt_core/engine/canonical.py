@@ -103,3 +103,23 @@ def apply_form(name: str, arguments: dict[str, Any]) -> Tensor | None:
     The result is a new floating tensor in the compute dtype, not yet rounded onto the grid.
     """
     return FORMS[name](**arguments)
+
+
+def stable_order(name: str, arguments: dict[str, Any]) -> Any:
+    """Compute ``sort``, ``argsort`` or ``topk`` so that equal elements keep their order on every device.
+
+    ``topk`` has no stable form of its own: it is the head of a stable sort. Returns None for out= variants.
+    """
+    x, dim = arguments["self"], arguments.get("dim", -1)
+    if name == "topk":
+        if "values" in arguments or x.dim() == 0:
+            return None
+        found, places = torch.sort(x, dim=dim, descending=arguments.get("largest", True), stable=True)
+        count = arguments["k"]
+        if count > x.size(dim):
+            return None  # PyTorch's own message
+        return found.narrow(dim, 0, count).contiguous(), places.narrow(dim, 0, count).contiguous()
+    if "values" in arguments or "out" in arguments:
+        return None
+    result = torch.sort(x, dim=dim, descending=arguments.get("descending", False), stable=True)
+    return result.indices if name == "argsort" else tuple(result)

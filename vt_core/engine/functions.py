@@ -1,14 +1,14 @@
 """Composite functions that PyTorch decomposes differently on each device get one common form here.
 
 ``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels
-that differ by device, shape and version. A ``TorchFunctionMode`` replaces both before they reach autograd, so
+that differ by device, shape and version. Gradient clipping uses multi-tensor kernels unless told otherwise. A ``TorchFunctionMode`` replaces them before they reach autograd, so
 that every device runs the same sequence of ATen operations. No model is edited.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,11 +72,42 @@ def attention(
     return weights @ value
 
 
-_REPLACED: dict[Any, Callable[..., Tensor]] = {
+def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    """``F.adaptive_avg_pool2d``: to a single pixel it is a mean, without the step that only channels_last takes."""
+    if output_size in (1, (1, 1), [1, 1]):
+        return input.mean((-2, -1), keepdim=True)
+    return _adaptive_avg_pool2d(input, output_size)
+
+
+def foreach_norm(tensors: Sequence[Tensor], ord: float = 2.0, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """``torch._foreach_norm``, which gradient clipping calls: one norm after the other."""
+    return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors]
+
+
+def _each(name: str) -> Callable[[Sequence[Tensor], Any], list[Tensor]]:
+    """Return the multi-tensor in-place operation ``name`` as single operations with one common argument."""
+
+    def run(tensors: Sequence[Tensor], argument: Any) -> list[Tensor]:
+        if isinstance(argument, (list, tuple)):
+            return [getattr(t, name)(a) for t, a in zip(tensors, argument, strict=True)]
+        return [getattr(t, name)(argument) for t in tensors]
+
+    return run
+
+
+_adaptive_avg_pool2d = F.adaptive_avg_pool2d
+
+_REPLACED: dict[Any, Callable[..., Any]] = {
     F.dropout: dropout,
     torch.dropout: torch_dropout,
     torch.dropout_: torch_dropout_,
     F.scaled_dot_product_attention: attention,
+    F.adaptive_avg_pool2d: adaptive_avg_pool2d,
+    # What torch.nn.utils.clip_grad_norm_ and clip_grad_value_ call; other multi-tensor kernels are refused.
+    torch._foreach_norm: foreach_norm,
+    torch._foreach_mul_: _each("mul_"),
+    torch._foreach_clamp_min_: _each("clamp_min_"),
+    torch._foreach_clamp_max_: _each("clamp_max_"),
 }
 
 

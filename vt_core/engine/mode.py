@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vt_core.engine import canonical, random_ops
 from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.opclass import LAYOUT, Treatment, refusal
+from vt_core.engine.opclass import LAYOUT, TIE_ORDER, Treatment, refusal
 from vt_core.engine.plans import REFINED, Plan, by_name, make_plan, refine
 from vt_core.engine.rounding import Rounding
 from vt_core.engine.scale import scale_floors
@@ -202,6 +202,10 @@ def _exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwa
 
     A 0-dimensional tensor is left alone: it is a counter (Adam's step), exact in the compute precision.
     """
+    if plan.name in TIE_ORDER:
+        ordered = canonical.stable_order(plan.name, by_name(plan, args, kwargs))
+        if ordered is not None:
+            return ordered
     result = func(*args, **kwargs)
     if plan.in_place and not plan.keeps_grid:
         for tensor in mode.mutated(plan, args, kwargs):
@@ -214,7 +218,7 @@ def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...],
     arguments = by_name(plan, args, kwargs)
     out = arguments.pop("out", None)
     if not any(isinstance(v, Tensor) and v.dtype.is_floating_point for v in arguments.values()):
-        return func(*args, **kwargs)  # integers: exact as they are
+        return _inexact(mode, plan, func, args, kwargs)  # integers stay as they are; their square root is no integer
     value = canonical.apply_form(plan.name, arguments)
     if value is None:
         return _inexact(mode, plan, func, args, kwargs)

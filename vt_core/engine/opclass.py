@@ -37,7 +37,7 @@ SELECTION = _names("""
     diagonal_scatter as_strided_scatter repeat flip roll constant_pad_nd reflection_pad1d reflection_pad2d
     reflection_pad3d replication_pad1d replication_pad2d replication_pad3d embedding select_backward
     slice_backward diagonal_backward im2col pixel_shuffle pixel_unshuffle channel_shuffle nonzero
-    nonzero_static sort argsort topk argmax argmin max min amax amin aminmax maximum minimum fmax fmin clamp
+    nonzero_static argmax argmin max min amax amin aminmax maximum minimum fmax fmin clamp
     clamp_min clamp_max relu relu6 hardtanh hardtanh_backward threshold threshold_backward max_pool2d_with_indices
     max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d eq ne lt le gt ge isnan isinf isfinite isposinf isneginf logical_and logical_or logical_xor
@@ -45,13 +45,16 @@ SELECTION = _names("""
     searchsorted bucketize unique_dim _unique2 unique_consecutive bincount numel set resize
     _unsafe_index _unsafe_masked_index unfold repeat_interleave signbit sign sgn abs neg floor ceil trunc round
     _assert_async _assert_tensor_metadata record_stream real copysign heaviside
-    col2im_indices _reshape_alias_copy block_diag
+    _reshape_alias_copy block_diag
 """)
+
+# Exact values, but where equal elements go is left to the device, and gradients follow them: by a stable sort here.
+TIE_ORDER = _names("sort argsort topk")
 
 # One correctly rounded IEEE 754 operation an element.
 ARITHMETIC = _names("add sub rsub mul div true_divide reciprocal leaky_relu leaky_relu_backward")
 
-EXACT = SELECTION | ARITHMETIC
+EXACT = SELECTION | ARITHMETIC | TIE_ORDER
 
 # In-place members of these cannot leave the grid once their arguments are on it, so no rounding pass is needed.
 # Not `neg`: it makes -0, and state holds +0 only.
@@ -123,7 +126,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         (_ATTENTION, _USE_SDPA),
     ),
     **dict.fromkeys(
-        _names("linalg_qr linalg_svd _linalg_svd linalg_eigh _linalg_eigh linalg_eig geqrf symeig svd eig "
+        _names("linalg_qr linalg_svd _linalg_svd linalg_eigh _linalg_eigh linalg_eig geqrf svd "
                "linalg_householder_product"),
         (_FACTORISATION, _GIVE_START),
     ),

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vt_core.engine import proof_cases
-from vt_core.engine.proof_cases import CASES, Case
+from vt_core.engine.proof_cases import Case, nasty, tied
+from vt_core.engine.proof_moves import ALL_CASES
 
 Array = npt.NDArray[Any]
 DTYPES: dict[torch.dtype, type[np.floating[Any]]] = {torch.float64: np.float64, torch.float32: np.float32}
@@ -58,7 +58,7 @@ def check_device(device: torch.device) -> list[tuple[str, bool, str]]:
     torch and changes no settings.
     """
     results: dict[str, tuple[int, str]] = {}
-    for case in CASES:
+    for case in ALL_CASES:
         compared, fault = results.get(case.op, (0, ""))
         if not fault:
             count, fault = _check_case(case, device)
@@ -70,7 +70,7 @@ def check_device(device: torch.device) -> list[tuple[str, bool, str]]:
 def inputs(case: Case, shape: tuple[int, int], dtype: type[np.floating[Any]]) -> tuple[Array, Array]:
     """Return the two input arrays of a case: deterministic, shape ``shape``, of ``dtype``."""
     rng = np.random.default_rng(shape[0] * 1009 + shape[1])
-    make = proof_cases.tied if case.tied else proof_cases.nasty
+    make = tied if case.tied else nasty
     return make(rng, shape, dtype), make(rng, shape, dtype)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 Array = npt.NDArray[Any]
@@ -55,26 +54,18 @@ def tied(rng: np.random.Generator, shape: tuple[int, int], dtype: type[np.floati
 CASES: list[Case] = []
 
 
-def _case(op: str, run: Any, reference: Any, label: str = "", **flags: bool) -> None:
+def add_case(op: str, run: Any, reference: Any, label: str = "", **flags: bool) -> None:
+    """Add a case to ``CASES``."""
     CASES.append(Case(op, label or op, run, reference, **flags))
 
 
-def _scalar(a: Array, value: float) -> Any:
+def scalar(a: Array, value: float) -> Any:
+    """Return ``value`` in the dtype of ``a``."""
     return a.dtype.type(value)
 
 
 def _masked(a: Array) -> Any:
     return a > 0
-
-
-def _steps(x: Tensor | Array) -> list[int]:
-    """Return column numbers with repeats, for the operations that index."""
-    n = int(x.shape[1])
-    return [(7 * i + 3) % n for i in range(n + 2)]
-
-
-def _columns(x: Tensor) -> Tensor:
-    return torch.tensor(_steps(x), device=x.device)
 
 
 def _arithmetic() -> None:
@@ -86,36 +77,38 @@ def _arithmetic() -> None:
         "true_divide": (torch.true_divide, np.divide),
     }
     for op, (run, reference) in binary.items():
-        _case(op, run, reference)
-        _case(op, lambda x, y, f=run: f(x[:, :1], y[:1]), lambda a, b, f=reference: f(a[:, :1], b[:1]), f"{op} (outer)")
-        _case(op, lambda x, y, f=run: f(x, y[0, 0]), lambda a, b, f=reference: f(a, b[0, 0]), f"{op} (0-dim)")
-        _case(
+        add_case(op, run, reference)
+        add_case(
+            op, lambda x, y, f=run: f(x[:, :1], y[:1]), lambda a, b, f=reference: f(a[:, :1], b[:1]), f"{op} (outer)"
+        )
+        add_case(op, lambda x, y, f=run: f(x, y[0, 0]), lambda a, b, f=reference: f(a, b[0, 0]), f"{op} (0-dim)")
+        add_case(
             op,
             lambda x, y, n=op: getattr(x.clone(), f"{n}_")(y) if n != "true_divide" else x.clone().true_divide_(y),
             reference,
             f"{op}_",
         )
         for value in (0.1, 3.0, 1e-30, -7.25e30, 10.0):
-            _case(
+            add_case(
                 op,
                 lambda x, y, f=run, v=value: f(x, v),
-                lambda a, b, f=reference, v=value: f(a, _scalar(a, v)),
+                lambda a, b, f=reference, v=value: f(a, scalar(a, v)),
                 f"{op} ({value})",
             )
-    _case("rsub", torch.rsub, lambda a, b: b - a)
-    _case("rsub", lambda x, y: 0.9 - x, lambda a, b: _scalar(a, 0.9) - a, "rsub (scalar)")
-    _case("reciprocal", lambda x, y: torch.reciprocal(x), lambda a, b: _scalar(a, 1) / a)
-    _case("div", lambda x, y: 1.0 / x, lambda a, b: _scalar(a, 1) / a, "div (1 / x)")
+    add_case("rsub", torch.rsub, lambda a, b: b - a)
+    add_case("rsub", lambda x, y: 0.9 - x, lambda a, b: scalar(a, 0.9) - a, "rsub (scalar)")
+    add_case("reciprocal", lambda x, y: torch.reciprocal(x), lambda a, b: scalar(a, 1) / a)
+    add_case("div", lambda x, y: 1.0 / x, lambda a, b: scalar(a, 1) / a, "div (1 / x)")
     slope = 0.01
-    _case(
+    add_case(
         "leaky_relu",
         lambda x, y: F.leaky_relu(x, slope),
-        lambda a, b: np.where(a > 0, a, a * _scalar(a, slope)),
+        lambda a, b: np.where(a > 0, a, a * scalar(a, slope)),
     )
-    _case(
+    add_case(
         "leaky_relu_backward",
         lambda x, y: aten.leaky_relu_backward(x, y, slope, False),
-        lambda a, b: np.where(b > 0, a, a * _scalar(a, slope)),
+        lambda a, b: np.where(b > 0, a, a * scalar(a, slope)),
     )
 
 
@@ -150,34 +143,34 @@ def _elementwise() -> None:
         "nonzero": (lambda x: torch.nonzero(x), lambda a: np.argwhere(a != 0)),
     }
     for op, (run, reference) in unary.items():
-        _case(op, lambda x, y, f=run: f(x), lambda a, b, f=reference: f(a))
+        add_case(op, lambda x, y, f=run: f(x), lambda a, b, f=reference: f(a))
     for op in ("sign", "sgn"):
-        _case(op, lambda x, y, n=op: getattr(torch, n)(x), lambda a, b: np.sign(a), tied=True, by_order=True)
+        add_case(op, lambda x, y, n=op: getattr(torch, n)(x), lambda a, b: np.sign(a), tied=True, by_order=True)
     binary: dict[str, Any] = {
         "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
         "ge": np.greater_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
         "logical_xor": np.logical_xor, "copysign": np.copysign,
     }  # fmt: skip
     for op, reference in binary.items():
-        _case(op, getattr(torch, op), reference)
-        _case(op, lambda x, y, n=op: getattr(torch, n)(x, x), lambda a, b, f=reference: f(a, a), f"{op} (itself)")
+        add_case(op, getattr(torch, op), reference)
+        add_case(op, lambda x, y, n=op: getattr(torch, n)(x, x), lambda a, b, f=reference: f(a, a), f"{op} (itself)")
     for op, reference in {"maximum": np.maximum, "minimum": np.minimum, "fmax": np.fmax, "fmin": np.fmin}.items():
-        _case(op, getattr(torch, op), reference, by_order=True)
-    _case("heaviside", torch.heaviside, lambda a, b: np.heaviside(a, b), tied=True)
-    _case("where", lambda x, y: torch.where(x > 0, x, y), lambda a, b: np.where(a > 0, a, b))
-    _case("masked_fill", lambda x, y: x.masked_fill(y > 0, 0.25), lambda a, b: np.where(b > 0, _scalar(a, 0.25), a))
-    _case("masked_select", lambda x, y: torch.masked_select(x, y > 0), lambda a, b: a[_masked(b)])
-    _case("masked_scatter", lambda x, y: x.masked_scatter(y > 0, y), _masked_scatter)
-    _case("equal", lambda x, y: torch.equal(x, x.clone()), lambda a, b: np.array_equal(a, a))
+        add_case(op, getattr(torch, op), reference, by_order=True)
+    add_case("heaviside", torch.heaviside, lambda a, b: np.heaviside(a, b), tied=True)
+    add_case("where", lambda x, y: torch.where(x > 0, x, y), lambda a, b: np.where(a > 0, a, b))
+    add_case("masked_fill", lambda x, y: x.masked_fill(y > 0, 0.25), lambda a, b: np.where(b > 0, scalar(a, 0.25), a))
+    add_case("masked_select", lambda x, y: torch.masked_select(x, y > 0), lambda a, b: a[_masked(b)])
+    add_case("masked_scatter", lambda x, y: x.masked_scatter(y > 0, y), _masked_scatter)
+    add_case("equal", lambda x, y: torch.equal(x, x.clone()), lambda a, b: np.array_equal(a, a))
     integer: dict[str, Any] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
     for name, reference in integer.items():
-        _case(
+        add_case(
             f"bitwise_{name}",
             lambda x, y, n=name: getattr(torch, f"bitwise_{n}")(x.long(), y.long()),
             lambda a, b, f=reference: f(a.astype(np.int64), b.astype(np.int64)),
             tied=True,
         )
-    _case("bitwise_not", lambda x, y: torch.bitwise_not(x > 0), lambda a, b: ~(a > 0))
+    add_case("bitwise_not", lambda x, y: torch.bitwise_not(x > 0), lambda a, b: ~(a > 0))
 
 
 def _masked_scatter(a: Array, b: Array) -> Array:
@@ -186,213 +179,5 @@ def _masked_scatter(a: Array, b: Array) -> Array:
     return result
 
 
-def _by_order() -> None:
-    def order(op: str, run: Any, reference: Any, label: str = "", tied: bool = False) -> None:
-        _case(op, run, reference, label, by_order=True, tied=tied)
-
-    order("relu", lambda x, y: torch.relu(x), lambda a, b: np.where(np.isnan(a), a, np.maximum(a, 0)))
-    order("relu6", lambda x, y: F.relu6(x), lambda a, b: np.clip(a, 0, 6))
-    order("hardtanh", lambda x, y: F.hardtanh(x, -0.5, 1.5), lambda a, b: np.clip(a, -0.5, 1.5))
-    order("clamp", lambda x, y: torch.clamp(x, -0.5, 1.5), lambda a, b: np.clip(a, -0.5, 1.5))
-    order("clamp_min", lambda x, y: torch.clamp_min(x, 0.5), lambda a, b: np.maximum(a, _scalar(a, 0.5)))
-    order("clamp_max", lambda x, y: torch.clamp_max(x, 0.5), lambda a, b: np.minimum(a, _scalar(a, 0.5)))
-    order("threshold", lambda x, y: F.threshold(x, 0.5, 7.0), lambda a, b: np.where(a <= 0.5, _scalar(a, 7), a))
-    order(
-        "threshold_backward",
-        lambda x, y: aten.threshold_backward(x, y, 0),
-        lambda a, b: np.where(b <= 0, _scalar(a, 0), a),
-    )
-    order(
-        "hardtanh_backward",
-        lambda x, y: aten.hardtanh_backward(x, y, -1.5, 1.5),
-        lambda a, b: np.where((b <= -1.5) | (b >= 1.5), _scalar(a, 0), a),
-        tied=True,
-    )
-    order("amax", lambda x, y: torch.amax(x, 1), lambda a, b: a.max(axis=1))
-    order("amin", lambda x, y: torch.amin(x, 0), lambda a, b: a.min(axis=0))
-    order("aminmax", lambda x, y: torch.aminmax(x, dim=1), lambda a, b: (a.min(axis=1), a.max(axis=1)))
-    order("max", lambda x, y: torch.max(x), lambda a, b: a.max())
-    order("min", lambda x, y: torch.min(x), lambda a, b: a.min())
-    order("max", lambda x, y: torch.max(x, 1), lambda a, b: (a.max(axis=1), a.argmax(axis=1)), "max (dim)", tied=True)
-    order("min", lambda x, y: torch.min(x, 0), lambda a, b: (a.min(axis=0), a.argmin(axis=0)), "min (dim)", tied=True)
-    order("argmax", lambda x, y: torch.argmax(x, 1), lambda a, b: a.argmax(axis=1), tied=True)
-    order("argmin", lambda x, y: torch.argmin(x, 0), lambda a, b: a.argmin(axis=0), tied=True)
-    # A stable sort: the engine asks for one, since the place of equal values decides where gradients go.
-    order("sort", lambda x, y: torch.sort(x, 1, stable=True), _sorted, tied=True)
-    order("argsort", lambda x, y: torch.argsort(x, 1, stable=True), lambda a, b: _sorted(a, b)[1], tied=True)
-    order("topk", lambda x, y: torch.topk(x, 1 + x.shape[1] // 3, 1).values, _largest)
-    order("searchsorted", lambda x, y: torch.searchsorted(torch.sort(x, 1)[0], y), _searched, tied=True)
-    order(
-        "bucketize",
-        lambda x, y: torch.bucketize(x, torch.tensor([-1.0, 0.0, 2.0], dtype=x.dtype, device=x.device)),
-        lambda a, b: np.searchsorted(np.array([-1.0, 0.0, 2.0]), a),
-        tied=True,
-    )
-    order("_unique2", lambda x, y: torch.unique(x), lambda a, b: np.unique(a), tied=True)
-    order(
-        "bincount",
-        lambda x, y: torch.bincount((x + 3).long().reshape(-1), minlength=9),
-        lambda a, b: np.bincount((a + 3).astype(np.int64).reshape(-1), minlength=9),
-        tied=True,
-    )
-    for ties in (False, True):
-        order("max_pool2d_with_indices", _max_pool2d, lambda a, b, t=ties: _pooled(a, t), tied=ties)
-    order("max_pool2d_with_indices", _max_pool2d_indices, _pool_indices, "max_pool2d (indices)", tied=True)
-    order("adaptive_max_pool2d", lambda x, y: F.adaptive_max_pool2d(x[None], 1)[0], lambda a, b: a.max(keepdims=True))
-    order("max_pool3d_with_indices", _max_pool3d, lambda a, b: np.maximum(a, b)[None], tied=True)
-
-
-def _sorted(a: Array, b: Array) -> tuple[Array, Array]:
-    places = np.argsort(a, axis=1, kind="stable")
-    return np.take_along_axis(a, places, 1), places
-
-
-def _largest(a: Array, b: Array) -> Array:
-    return np.sort(a, axis=1)[:, ::-1][:, : 1 + a.shape[1] // 3]  # NaN counts as largest in both
-
-
-def _searched(a: Array, b: Array) -> Array:
-    return np.stack([np.searchsorted(np.sort(row), values) for row, values in zip(a, b, strict=True)])
-
-
-def _padded(x: Tensor) -> Tensor:
-    return F.pad(x, (1, 1, 1, 1), value=-5.0)[None, None]
-
-
-def _max_pool2d(x: Tensor, y: Tensor) -> Tensor:
-    return F.max_pool2d(_padded(x), 3, 2)[0, 0]
-
-
-def _pooled(a: Array, ties: bool) -> Array:
-    image = np.pad(a, 1, constant_values=-5.0)
-    return np.asarray(sliding_window_view(image, (3, 3))[::2, ::2].max(axis=(2, 3)))
-
-
-def _max_pool2d_indices(x: Tensor, y: Tensor) -> Tensor:
-    return F.max_pool2d_with_indices(_padded(x), 3, 2)[1][0, 0]
-
-
-def _pool_indices(a: Array, b: Array) -> Array:
-    image = np.pad(a, 1, constant_values=-5.0)
-    windows = sliding_window_view(image, (3, 3))[::2, ::2]
-    first = windows.reshape(*windows.shape[:2], 9).argmax(axis=2)
-    rows, columns = np.indices(first.shape)
-    return np.asarray((2 * rows + first // 3) * image.shape[1] + 2 * columns + first % 3)
-
-
-def _max_pool3d(x: Tensor, y: Tensor) -> Tensor:
-    return F.max_pool3d(torch.stack([x, y])[None, None], (2, 1, 1))[0, 0]
-
-
-def _moves() -> None:
-    _case("cat", lambda x, y: torch.cat([x, y, x], 1), lambda a, b: np.concatenate([a, b, a], 1))
-    _case("cat", lambda x, y: torch.cat([x, y], 0), lambda a, b: np.concatenate([a, b], 0), "cat (rows)")
-    _case("stack", lambda x, y: torch.stack([x, y], 1), lambda a, b: np.stack([a, b], 1))
-    _case("repeat", lambda x, y: x.repeat(2, 3), lambda a, b: np.tile(a, (2, 3)))
-    _case("repeat_interleave", lambda x, y: x.repeat_interleave(2, 1), lambda a, b: np.repeat(a, 2, 1))
-    _case("flip", lambda x, y: x.flip(1), lambda a, b: a[:, ::-1])
-    _case("roll", lambda x, y: x.roll(3, 1), lambda a, b: np.roll(a, 3, 1))
-    _case("tril", lambda x, y: x.tril(1), lambda a, b: np.tril(a, 1))
-    _case("triu", lambda x, y: x.triu(-1), lambda a, b: np.triu(a, -1))
-    _case("index_select", lambda x, y: x.index_select(1, _columns(x)), lambda a, b: a[:, _steps(a)])
-    _case("index", lambda x, y: aten.index(x, [None, _columns(x)]), lambda a, b: a[:, _steps(a)])
-    _case("_unsafe_index", lambda x, y: aten._unsafe_index(x, [None, _columns(x)]), lambda a, b: a[:, _steps(a)])
-    _case("take", lambda x, y: x.take(_columns(x)), lambda a, b: a.reshape(-1)[_steps(a)])
-    _case(
-        "gather",
-        lambda x, y: x.gather(1, _columns(x).expand(x.shape[0], -1)),
-        lambda a, b: np.take_along_axis(a, np.broadcast_to(_steps(a), (a.shape[0], a.shape[1] + 2)), 1),
-    )
-    _case("scatter", lambda x, y: x.scatter(0, torch.zeros_like(y[:1], dtype=torch.int64), y), _first_row_of_b)
-    _case("select_scatter", lambda x, y: x.select_scatter(y[0], 0, 0), _first_row_of_b)
-    _case("slice_scatter", lambda x, y: x.slice_scatter(y[:1], 0, 0, 1), _first_row_of_b)
-    _case("index_copy", lambda x, y: x.index_copy(0, torch.zeros(1, dtype=torch.int64, device=x.device), y[:1]),
-          _first_row_of_b)  # fmt: skip
-    _case("index_fill", lambda x, y: x.index_fill(1, _columns(x)[:1], 0.25), _filled_column)
-    _case("embedding", lambda x, y: F.embedding(torch.arange(x.shape[0], device=x.device).flip(0), x),
-          lambda a, b: a[::-1])  # fmt: skip
-    _case("diagonal_scatter", lambda x, y: x.diagonal_scatter(y.diagonal()), _diagonal_of_b)
-    _case("select_backward", lambda x, y: aten.select_backward(x[0], list(x.shape), 0, 0), _only_first_row)
-    _case("slice_backward", lambda x, y: aten.slice_backward(x[:1], list(x.shape), 0, 0, 1, 1), _only_first_row)
-    _case(
-        "diagonal_backward",
-        lambda x, y: aten.diagonal_backward(x.diagonal(), list(x.shape), 0, 0, 1),
-        lambda a, b: _diagonal_into(np.zeros_like(a), a),
-    )
-    _case("constant_pad_nd", lambda x, y: F.pad(x, (1, 2, 3, 0), value=0.3),
-          lambda a, b: np.pad(a, ((3, 0), (1, 2)), constant_values=_scalar(a, 0.3)))  # fmt: skip
-    for dims in (1, 2):
-        lead = (slice(None),) if dims == 1 else (None, None)
-        width: Any = ((0, 0), (2, 1)) if dims == 1 else ((2, 1), (2, 1))
-        _case(f"replication_pad{dims}d", lambda x, y, k=dims, at=lead: F.pad(x[at], (2, 1) * k, mode="replicate"),
-              lambda a, b, at=lead, w=width: np.pad(a, w, mode="edge")[at])  # fmt: skip
-        _case(f"reflection_pad{dims}d", lambda x, y, k=dims, at=lead: F.pad(x.repeat(3, 3)[at], (2, 1) * k, mode="reflect"),
-              lambda a, b, at=lead, w=width: np.pad(np.tile(a, (3, 3)), w, mode="reflect")[at])  # fmt: skip
-    _case("upsample_nearest1d", lambda x, y: F.interpolate(x[None], scale_factor=2.0)[0],
-          lambda a, b: np.repeat(a, 2, 1))  # fmt: skip
-    _case("upsample_nearest2d", lambda x, y: F.interpolate(x[None, None], scale_factor=2.0)[0, 0],
-          lambda a, b: np.repeat(np.repeat(a, 2, 0), 2, 1))  # fmt: skip
-    _case("upsample_nearest3d", lambda x, y: F.interpolate(x[None, None, None], scale_factor=2.0)[0, 0],
-          lambda a, b: np.stack([np.repeat(np.repeat(a, 2, 0), 2, 1)] * 2))  # fmt: skip
-    _case("pixel_shuffle", lambda x, y: F.pixel_shuffle(torch.stack([x, y, y, x])[None], 2)[0, 0], _shuffled)
-    _case("pixel_unshuffle", lambda x, y: F.pixel_unshuffle(x.repeat(2, 2)[None, None], 2)[0], _unshuffled)
-    _case("channel_shuffle", lambda x, y: F.channel_shuffle(torch.stack([x, x, y, y])[None], 2)[0],
-          lambda a, b: np.stack([a, b, a, b]))  # fmt: skip
-    _case("im2col", lambda x, y: F.unfold(x[None, None], (1, 1))[0], lambda a, b: a.reshape(1, -1))
-    _case("block_diag", lambda x, y: torch.block_diag(x, y), _blocks)
-    _case("full", lambda x, y: torch.full((3, 5), 0.3, dtype=x.dtype, device=x.device),
-          lambda a, b: np.full((3, 5), 0.3, a.dtype))  # fmt: skip
-    _case("eye", lambda x, y: torch.eye(5, 7, dtype=x.dtype, device=x.device), lambda a, b: np.eye(5, 7))
-    _case("arange", lambda x, y: torch.arange(3, 1003, 7, dtype=x.dtype, device=x.device),
-          lambda a, b: np.arange(3, 1003, 7, dtype=a.dtype))  # fmt: skip
-    _case("scalar_tensor", lambda x, y: torch.scalar_tensor(0.1, dtype=x.dtype, device=x.device),
-          lambda a, b: _scalar(a, 0.1))  # fmt: skip
-
-
-def _first_row_of_b(a: Array, b: Array) -> Array:
-    result = a.copy()
-    result[0] = b[0]
-    return result
-
-
-def _filled_column(a: Array, b: Array) -> Array:
-    result = a.copy()
-    result[:, _steps(a)[0]] = 0.25
-    return result
-
-
-def _only_first_row(a: Array, b: Array) -> Array:
-    return _first_row_of_b(np.zeros_like(a), a)
-
-
-def _diagonal_into(target: Array, source: Array) -> Array:
-    n = min(target.shape)
-    target[np.arange(n), np.arange(n)] = source[np.arange(n), np.arange(n)]
-    return target
-
-
-def _diagonal_of_b(a: Array, b: Array) -> Array:
-    return _diagonal_into(a.copy(), b)
-
-
-def _shuffled(a: Array, b: Array) -> Array:
-    result = np.empty((2 * a.shape[0], 2 * a.shape[1]), a.dtype)
-    result[::2, ::2], result[::2, 1::2], result[1::2, ::2], result[1::2, 1::2] = a, b, b, a
-    return result
-
-
-def _unshuffled(a: Array, b: Array) -> Array:
-    tiled = np.tile(a, (2, 2))
-    return np.stack([tiled[::2, ::2], tiled[::2, 1::2], tiled[1::2, ::2], tiled[1::2, 1::2]])
-
-
-def _blocks(a: Array, b: Array) -> Array:
-    result = np.zeros((2 * a.shape[0], 2 * a.shape[1]), a.dtype)
-    result[: a.shape[0], : a.shape[1]], result[a.shape[0] :, a.shape[1] :] = a, b
-    return result
-
-
 _arithmetic()
 _elementwise()
-_by_order()
-_moves()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ from vt_core.numerics import Grid
 from vt_core.training.job import Dataset, Job
 from vt_core.training.sampler import Sampler
 from vt_core.training.spec import RunSpec
-from vt_core.training.state import State, capture, check_on_grid, restore
+from vt_core.training.state import State, capture, check_on_grid, put_new_on_grid, restore, storages
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Session:
     def initialise(self, rounding: Rounding) -> StepOutcome:
         """Run step 0: build the model, its weights drawn from the run's streams, rounded and logged like a step."""
         outcome = self._build(rounding, skip_random=False)
-        self._check_step()
+        self._end_step(rounding, {})
         return outcome
 
     def restore(self, state: State) -> None:
@@ -105,6 +105,7 @@ class Session:
             for group in optimizer.param_groups:
                 group["lr"] = float(np.float32(rate))
         optimizer.zero_grad(set_to_none=True)
+        before = storages(self.model, optimizer)
         with self._engine(rounding):
             self.tracker.phase = "forward"
             refuse_autocast(self.device, type(self.model).__name__)
@@ -116,7 +117,7 @@ class Session:
             self.tracker.phase = "optimizer"
             self.job.before_update(self.model)
             optimizer.step()
-        self._check_step()
+        self._end_step(rounding, before)
         return StepOutcome(float(loss.detach()), self.mode.trace.digest(), len(self.mode.trace))
 
     # Parts
@@ -157,7 +158,8 @@ class Session:
         self.tracker.watch(self.model)
         return StepOutcome(float("nan"), self.mode.trace.digest(), len(self.mode.trace))
 
-    def _check_step(self) -> None:
+    def _end_step(self, rounding: Rounding, before: Container[int]) -> None:
+        put_new_on_grid(self.model, self._optimizer, self.grid, before, rounding)
         check_on_grid(self.model, self._optimizer, self.grid, self.mode.last_writer)
 
     def _batch(self, step: int, epoch: int, rounding: Rounding) -> dict[str, Tensor]:

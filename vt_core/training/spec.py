@@ -198,7 +198,7 @@ def build_spec(
     if given["policy"] is not None:
         try:
             policy = TolerancePolicy.from_json({**policy.to_json(), **given["policy"]})
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, SpecError) as error:
             raise SpecError(f"train.policy: {error}") from error
     spec = RunSpec(
         reference=reference,

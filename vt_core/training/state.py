@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vt_core.engine.rounding import Rounding
 from vt_core.errors import EvidenceError, OffGridError, SpecError
 from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex
 from vt_core.evidence.merkle import leaf_hash, root
@@ -80,6 +81,33 @@ def capture(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, grid:
             flat = flat.to(grid.storage)
         tensors[name] = flat.to("cpu", copy=True).contiguous()
     return State(step, tensors, _live_scalars(model, optimizer))
+
+
+def storages(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, torch.UntypedStorage]:
+    """Return the memory of the live tensors by address; holding it keeps an address from being used again."""
+    held = (t.untyped_storage() for t in live_tensors(model, optimizer).values())
+    return {storage.data_ptr(): storage for storage in held}
+
+
+def put_new_on_grid(
+    model: nn.Module, optimizer: torch.optim.Optimizer, grid: Grid, known: Container[int], rounding: Rounding
+) -> None:
+    """Round the floating state that lies in memory not ``known`` before the step and is off the grid.
+
+    ``self.ema = self.ema * 0.9 + x`` leaves a new tensor, made by operations that the engine saw: inexact ones were
+    rounded, so what is off the grid came from exact ones and is the same on every machine. State in memory that was
+    there before is not touched: if it is off the grid, an operation wrote it unseen (:func:`check_on_grid`).
+    """
+    for name, tensor in live_tensors(model, optimizer).items():
+        live = tensor.detach()
+        if not live.is_floating_point() or live.dim() == 0 or live.untyped_storage().data_ptr() in known:
+            continue
+        if not _is_on_grid(live, grid):
+
+            def place(name: str = name) -> tuple[str, str]:
+                return "new state", name
+
+            rounding.plain(live, place)
 
 
 def check_on_grid(

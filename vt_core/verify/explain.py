@@ -26,13 +26,16 @@ _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Explanation:
-    """The element whose rounding explains the difference; ``distance`` to its boundary in tolerances."""
+    """The element whose rounding explains the difference; ``distance`` to its boundary in tolerances.
+
+    ``flips`` holds (element, trainer's value) of all elements that have to change, this one included.
+    """
 
     position: int
     trainer_value: float
     auditor_value: float
     distance: float
-    flips: int
+    flips: tuple[tuple[int, float], ...]
 
 
 def explain(
@@ -74,18 +77,20 @@ def explain(
     need = (wanted - own_print) & 0xFFFFFFFF
     distance = np.abs((mine.astype(np.float64) + other.astype(np.float64)) / 2 - x) / t
 
-    def found(i: int, flips: int) -> Explanation:
+    def found(*indexes: int) -> Explanation:
+        flips = tuple((int(where[i]), float(other[i])) for i in indexes)
+        i = max(indexes, key=lambda i: distance[i])
         return Explanation(int(where[i]), float(other[i]), float(mine[i]), float(distance[i]), flips)
 
     single = np.nonzero(change == np.uint64(need))[0]
     if single.size:
-        return found(int(single[0]), 1)
+        return found(int(single[0]))
     if where.size <= _MAX_PAIRS:
         by_change = {int(c): i for i, c in enumerate(change)}
         for i, c in enumerate(change):
             j = by_change.get((need - int(c)) & 0xFFFFFFFF)
             if j is not None and j != i:
-                return found(i, 2)
+                return found(i, j)
     return None
 
 

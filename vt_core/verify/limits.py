@@ -34,12 +34,15 @@ class AuditorLimits:
         """Read the ``audit.limits`` section of the parameters. Raises SpecError naming what is wrong."""
         given = dict(section or {})
         policies = dict(DEFAULT)
-        for dtype, classes in dict(given.pop("policy", None) or {}).items():
+        wanted = given.pop("policy", None) or {}
+        if not isinstance(wanted, Mapping):
+            raise SpecError("audit.limits.policy must map compute dtypes to tolerances")
+        for dtype, classes in wanted.items():
             if dtype not in policies:
                 raise SpecError(f"audit.limits.policy: {dtype!r} is not a compute dtype; known: {', '.join(policies)}")
             try:
                 policies[dtype] = TolerancePolicy.from_json({**policies[dtype].to_json(), **classes})
-            except (TypeError, ValueError, KeyError) as error:
+            except (TypeError, ValueError, KeyError, SpecError) as error:
                 raise SpecError(f"audit.limits.policy.{dtype}: {error}") from error
         rate = given.pop("honest_rate", HONEST_RATE)
         within = given.pop("exceeded_within", 64.0)
@@ -47,6 +50,6 @@ class AuditorLimits:
             raise SpecError(f"unknown parameter in section 'audit.limits': {', '.join(given)}")
         if not isinstance(rate, (int, float)) or not 0 < rate < 0.5:
             raise SpecError("audit.limits.honest_rate must lie between 0 and 0.5")
-        if not isinstance(within, (int, float)) or within < 1:
+        if not isinstance(within, (int, float)) or isinstance(within, bool) or not within >= 1:
             raise SpecError("audit.limits.exceeded_within must be at least 1")
         return AuditorLimits(policies, float(rate), float(within))

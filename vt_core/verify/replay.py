@@ -12,7 +12,6 @@ The rules, in this order; the first that fails is the segment's result:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -20,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vt_core.engine.rounding import SiteFinding
-from vt_core.engine.rounding_log import LogReader, step_digest
+from vt_core.engine.rounding_log import LogReader, StepLog, step_digest
 from vt_core.errors import EvidenceError, OffGridError, PrecisionError, UnsupportedOperation
 from vt_core.evidence.digests import check_file
 from vt_core.evidence.records import SegmentRecord
@@ -32,18 +29,14 @@ from vt_core.training.leaves import Leaf, decode_leaves
 from vt_core.training.segment import FILES, LEAVES, LOG, commit_steps
 from vt_core.training.session import Session
 from vt_core.training.state import State, StateDigest, digest
-from vt_core.verify.explain import explain
 from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.reconsider import recalibrate, reconsider
 from vt_core.verify.strict import StrictRounding
 from vt_core.verify.verdict import Divergence, Reason, SegmentResult
 
 Progress = Callable[[int], None]
 MAX_LOG_BYTES = 4 << 30
 _JOB_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-_RECALIBRATE = (
-    "{} is explained by values that differ by {:.3g} tolerances between the two machines: recalibrate before accusing "
-    "anybody"
-)
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,13 @@ def replay_segment(
                 raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
         found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
         if found is not None:
-            found = _reconsider(session, record, directory, state, found, limits)
+            spec, leaves = session.spec, opened.leaves
+            found = reconsider(
+                found,
+                lambda again: _replay(session, record, directory, state, leaves, again, limits, None),
+                lambda step: _log_of(directory, step),
+                spec.policy, session.grid, spec.fingerprints, limits,
+            )  # fmt: skip
     except EvidenceError as error:
         return result(Reason(error.reason), str(error), _place(record.index, error))
     except (UnsupportedOperation, PrecisionError, OffGridError) as error:
@@ -165,6 +164,11 @@ def replay_segment(
     if found is None:
         return result(None, "replayed bit for bit", None)
     return result(*found)
+
+
+def _log_of(directory: Path, step: int) -> StepLog:
+    with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
+        return reader.read_step(step)
 
 
 def _replay(
@@ -227,59 +231,11 @@ def _compare(
         place = _at(segment, step, entry, differing)
         distance = entry.rounding.distance
         if entry.rounding.kind == "implausible" and distance <= limits.exceeded_within:
-            return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("a log entry", distance), place
+            return Reason.TOLERANCE_EXCEEDED, recalibrate("a log entry", distance), place
         return Reason.LOG_IMPLAUSIBLE, "the log claims a rounding that no honest machine can have made", place
     if replayed.root != leaf.state:
         return Reason.STATE_MISMATCH, message, place
     return None
-
-
-def _reconsider(
-    session: Session,
-    record: SegmentRecord,
-    directory: Path,
-    state: State | None,
-    found: tuple[Reason, str, Divergence],
-    limits: AuditorLimits,
-) -> tuple[Reason, str, Divergence]:
-    """Look again at a state mismatch that starts at a rounding site: replay up to it, and look at its values."""
-    reason, _, place = found
-    if reason is not Reason.STATE_MISMATCH or place.site is None or place.step is None:
-        return found
-    rounding = StrictRounding(session.grid, session.spec.policy, session.spec.fingerprints)
-    rounding.watch = (place.step, place.site)
-    if state is not None:
-        session.restore(state)
-    with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
-        for step in range(record.first_step, place.step + 1):
-            log = reader.read_step(step)
-            rounding.begin_replay(log)
-            _ = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
-    if rounding.watched is None or place.site >= len(log.fingerprints):
-        return found
-    before, after, op_class, floor = rounding.watched
-    explanation = explain(
-        before,
-        after,
-        session.spec.policy.tolerances[op_class],
-        session.grid,
-        floor,
-        int(log.fingerprints[place.site]),
-        limits.exceeded_within,
-        log.sites[place.site].positions if place.site in log.sites else np.empty(0, np.int64),
-    )
-    if explanation is None:
-        return found
-    # Not logged: the trainer's own value lies more than one tolerance beyond the boundary.
-    distance = explanation.distance + 1.0
-    refined = dataclasses.replace(
-        place,
-        element=explanation.position,
-        trainer_value=explanation.trainer_value,
-        auditor_value=explanation.auditor_value,
-        distance=distance,
-    )
-    return Reason.TOLERANCE_EXCEEDED, _RECALIBRATE.format("an unlogged rounding", distance), refined
 
 
 def audited_counts(rounding: StrictRounding) -> dict[str, dict[str, Any]]:

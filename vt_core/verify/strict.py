@@ -1,21 +1,79 @@
-"""The auditor's rounding strategy, and one rule more: a log holds entries only where something is decided.
+"""The auditor's rounding strategy with what a verdict needs beyond the interval rule.
 
-Sites that need no log (results that are equal on every machine, the input batch) ignore entries, so an entry there
-could not move anything. It is still a finding: no honest trainer writes it, and a log must have one form.
+One rule more: a log holds entries only where something is decided. Sites that need no log (results that are equal on
+every machine, the input batch) ignore entries, so an entry there could not move anything. It is still a finding: no
+honest trainer writes it. And two means to look again at a finding (see ``reconsider``): keep the values of the first
+site that differs, and grant the trainer single roundings.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import AuditorRounding, Place
-from vt_core.numerics import RoundingFinding
+from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint
+
+_MOST_SITES = 4  # the first difference of fingerprints and the first entry at fault are among them
+Where = tuple[int, int]  # (step, site)
+Grants = Mapping[Where, Mapping[int, float]]  # -> element -> the value that the trainer claims
+
+
+@dataclass(frozen=True)
+class Values:
+    """The auditor's values at one site, before and after rounding (any shape, compute dtype)."""
+
+    before: Tensor
+    after: Tensor
+    op_class: OpClass
+    floor: float
 
 
 class StrictRounding(AuditorRounding):
-    """An :class:`AuditorRounding` that finds entries at sites which take none."""
+    """An :class:`AuditorRounding` that finds entries at sites which take none.
+
+    With ``grants`` it takes the trainer's value at single elements, whatever the interval rule says, and keeps the
+    values of the first sites with findings in ``values``. That costs a copy of every tensor, so it is not the default.
+    """
+
+    def __init__(self, grid: Grid, policy: TolerancePolicy, fingerprints: bool, grants: Grants | None = None) -> None:
+        super().__init__(grid, policy, fingerprints)
+        self.grants = grants
+        self.values: dict[Where, Values] = {}
+
+    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+        """Round ``x`` in place, taking the trainer's decisions where the interval rule or a grant allows them."""
+        if self.grants is None:
+            super().inexact(x, op_class, floor, place)
+            return
+        where = (self._log.step, self._site)
+        before, found = x.detach().clone(), len(self.findings)
+        granted = self.grants.get(where)
+        if granted is None:
+            super().inexact(x, op_class, floor, place)
+        else:
+            self._round_granted(x, op_class, floor, place, granted)
+        if len(self.findings) > found and len(self.values) < _MOST_SITES:
+            self.values[where] = Values(before, x.detach().clone(), op_class, floor)
+
+    def _round_granted(
+        self, x: Tensor, op_class: OpClass, floor: float, place: Place, granted: Mapping[int, float]
+    ) -> None:
+        entries = self._log.sites.get(self._site)
+        result = auditor_round_(x, self.policy.tolerances[op_class], self.grid, entries, False, floor)
+        flat = x.detach().reshape(-1).clone()  # logical order, whatever the layout
+        for position, value in granted.items():
+            flat[position] = value
+        with torch.no_grad():
+            x.copy_(flat.view(x.shape))
+        for finding in result.findings:
+            if finding.position not in granted:
+                self._find(place, str(op_class), finding)
+        self._next_site(fingerprint(x) if self.fingerprints else 0, place)
 
     def plain(self, x: Tensor, place: Place) -> None:
         """Round ``x`` in place without a log."""

@@ -1,0 +1,1 @@
+"""Measurements; see bench/README.md."""
