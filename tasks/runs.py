@@ -91,18 +91,18 @@ class RunStore:
     def publish_verdict(self, verdict: Mapping[str, Any], stamp: str) -> str:
         """Store a verdict under the time it was given and its digest; returns its name."""
         data = dumps(verdict)
-        name = f"{self._base}/verdicts/{stamp}-{sha256_bytes(data)[:16]}.json"
+        name = f"{self._base}/{stamp}-{sha256_bytes(data)[:16]}.json"
         with suppress(AlreadyExists):  # the same bytes: the name holds their digest
-            self.store.commitments.create(name, data)
+            self.store.verdicts.create(name, data)
         return name
 
     def verdicts(self) -> list[str]:
         """Return the names of the verdicts, oldest first."""
-        return self.store.commitments.list(f"{self._base}/verdicts/")
+        return self.store.verdicts.list(f"{self._base}/")
 
-    def read(self, name: str) -> bytes:
-        """Return the bytes of one of the run's objects."""
-        return self._read(name)
+    def verdict(self, name: str) -> bytes:
+        """Return the bytes of one of the run's verdicts."""
+        return self.store.verdicts.read(name)
 
     def _segment(self, index: int) -> str:
         return f"{self._base}/segments/{index:05d}.json"

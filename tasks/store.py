@@ -1,8 +1,8 @@
 """The evidence store: small append-only commitments, and the place where DVC keeps the large artifacts.
 
 A store is a directory (``file:///data/evidence`` or a plain path) or a prefix of a bucket
-(``s3://bucket/prefix``). Below it, ``commitments/`` holds JSON documents that are created once and never
-overwritten, and ``artifacts/`` is a DVC remote. Storage alone does not make a log append-only (a deleted
+(``s3://bucket/prefix``). Below it, ``commitments/`` and ``verdicts/`` hold JSON documents that are created once and
+never overwritten, and ``artifacts/`` is a DVC remote. Storage alone does not make a log append-only (a deleted
 object can be created anew): each commitment also names the digest of its predecessor.
 
 Endpoint of S3: ``?endpoint_url=`` of the URL, else ``AWS_ENDPOINT_URL_S3``, else ``AWS_ENDPOINT_URL``, else
@@ -27,6 +27,7 @@ MAX_COMMITMENT_BYTES = 64 * 1024 * 1024
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PARTS = ("commitments", "verdicts")
 _MAX_NAME = 700  # S3 allows 1024 bytes for the whole key, the store's own prefix included
 
 
@@ -86,10 +87,15 @@ class DvcRemote:
 
 @dataclass(frozen=True)
 class Store:
-    """One evidence store: its ``url``, its commitments, and its DVC remote."""
+    """One evidence store: its ``url``, the trainer's commitments, the auditors' verdicts, and its DVC remote.
+
+    Verdicts lie apart, so that permissions by prefix can let a trainer write evidence and no verdict, and an
+    auditor the other way round.
+    """
 
     url: str
     commitments: CommitmentStore
+    verdicts: CommitmentStore
     _remote: DvcRemote
 
     def dvc_remote(self) -> DvcRemote:
@@ -161,7 +167,12 @@ def _local_store(path: Path, create: bool) -> Store:
         except OSError as error:
             raise StoreError(f"cannot make the store's directory {root}: {error.strerror}") from error
     remote = DvcRemote(str(root / "artifacts"))
-    return Store("file://" + quote(str(root)), _backend(str(root / "commitments"), None, None), remote)
+    return Store(
+        "file://" + quote(str(root)),
+        _backend(str(root / "commitments"), None, None),
+        _backend(str(root / "verdicts"), None, None),
+        remote,
+    )
 
 
 def _s3_store(url: str) -> Store:
@@ -193,7 +204,8 @@ def _s3_store(url: str) -> Store:
     if region:
         options["region"] = region
     remote = DvcRemote(f"{base}/artifacts", options)
-    return Store(base, _backend(f"{base}/commitments", endpoint or None, region or None), remote)
+    commitments, verdicts = (_backend(f"{base}/{part}", endpoint or None, region or None) for part in _PARTS)
+    return Store(base, commitments, verdicts, remote)
 
 
 def _check_endpoint(endpoint: str) -> None:

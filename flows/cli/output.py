@@ -42,8 +42,8 @@ def print_verdict(verdict: dict[str, Any]) -> None:
         if n["elements"]:
             share = n["entries"] / n["elements"]
             out.print(
-                f"  {op_class}: {n['entries']} of {n['elements']} elements logged ({share:.1e}), {n['disagreements']} settled "
-                f"another way than here",
+                f"  {op_class}: {n['entries']} of {n['elements']} elements logged ({share:.1e}), "
+                f"{n['disagreements']} settled another way than here",
                 style="dim",
             )
     divergence = verdict.get("first_divergence")

@@ -110,7 +110,7 @@ def _last_verdict(run: RunStore) -> str | None:
 
 def _read_verdict(run: RunStore, name: str) -> dict[str, Any]:
     try:
-        plain = loads_strict(run.read(name), name)
+        plain = loads_strict(run.verdict(name), name)
         if isinstance(plain, dict) and isinstance(plain.get("verdict"), str):
             keys = ("verdict", "reason", "message", "time", "coverage", "first_divergence")
             return {k: plain.get(k) for k in keys}

@@ -1,14 +1,16 @@
 """Composite functions that PyTorch decomposes differently on each device get one common form here.
 
-``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels
-that differ by device, shape and version. Gradient clipping uses multi-tensor kernels unless told otherwise. A ``TorchFunctionMode`` replaces them before they reach autograd, so
-that every device runs the same sequence of ATen operations. No model is edited.
+``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels that
+differ by device, shape and version; pooling to one pixel takes a step more in channels_last; gradient clipping uses
+multi-tensor kernels unless told otherwise. A ``TorchFunctionMode`` replaces them before they reach autograd, so that
+every device runs the same sequence of ATen operations. No model is edited.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,6 +113,10 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 }
 
 
+# PyTorch turns the mode off inside these, and with it everything that hooks and recomputed regions call.
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
 class CommonForms(TorchFunctionMode):
     """Replace the functions above wherever a model calls them."""
 
@@ -127,4 +133,22 @@ class CommonForms(TorchFunctionMode):
             # The mode is off inside this method; the replacement must run under it as well.
             with self:
                 return common(*args, **(kwargs or {}))
+        if func in _BACKWARD:
+            with self._kept_on():
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def _kept_on(self) -> Iterator[None]:
+        """Turn the mode on again where autograd starts its engine."""
+        run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return run_backward(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]

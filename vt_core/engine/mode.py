@@ -260,6 +260,12 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
             plan.full_name, mode.tracker.current(), "it names a generator of its own, which the engine cannot serve",
             "Leave out generator=: randomness comes from the run's seed.",
         )  # fmt: skip
+    if torch._C._current_autograd_node() is not None:
+        # A region that torch.utils.checkpoint runs again would get other numbers than the first time.
+        raise UnsupportedOperation(
+            plan.full_name, mode.tracker.current(), "it draws random numbers in the backward pass",
+            "Keep dropout outside regions of torch.utils.checkpoint, or leave out the checkpointing.",
+        )  # fmt: skip
     moment = mode.moment
     stream = mode.streams.stream("op", epoch=moment.epoch, step=moment.step, site=moment.draws)
     moment.draws += 1
