@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.replay import replay_elsewhere
 from tasks.auditing import Auditor
 from tasks.runs import RunStore
 from tasks.store import open_store
@@ -22,9 +24,9 @@ from vt_core.verify.verdict import SegmentResult
     task_run_name="prepare", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=[2, 10],
     retry_condition_fn=lambda task, run, state: not isinstance(getattr(state, "data", None), EvidenceError),
 )  # fmt: skip
-def prepare(auditor: Auditor, segments: str) -> list[int]:
+def prepare(auditor: Auditor, segments: str, fetch: bool) -> list[int]:
     """Check commitments, code and data; choose segments and fetch their artifacts."""
-    return auditor.prepare(segments)
+    return auditor.prepare(segments) if fetch else auditor.choose(segments)
 
 
 @task(task_run_name="replay-segment-{index}", cache_policy=NO_CACHE, persist_result=False)
@@ -33,13 +35,20 @@ def replay_segment(auditor: Auditor, index: int) -> SegmentResult:
     return auditor.replay(index)
 
 
-def run_audit(auditor: Auditor, segments: str) -> dict[str, Any]:
-    """Audit a run; returns the verdict, which is stored as well. Call it inside a flow."""
+def run_audit(
+    auditor: Auditor, segments: str, elsewhere: Callable[[list[int]], list[SegmentResult]] | None = None
+) -> dict[str, Any]:
+    """Audit a run; returns the verdict, which is stored as well. Call it inside a flow.
+
+    ``elsewhere`` replays the chosen segments on other workers; without it they are replayed here.
+    """
     with auditor.open():
         try:
-            chosen = prepare(auditor, segments)
+            chosen = prepare(auditor, segments, fetch=elsewhere is None)
         except EvidenceError as error:
             return auditor.without_replay(error)
+        if elsewhere is not None:
+            return auditor.conclude(elsewhere(chosen))
         return auditor.conclude([replay_segment(auditor, index) for index in chosen])
 
 
@@ -53,12 +62,19 @@ def audit(
     limits: dict[str, Any] | None = None,
     workspace: str = ".vt",
     keep: bool = False,
+    replay_deployment: str | None = None,
 ) -> dict[str, Any]:
     """Audit ``run_id`` in ``store`` and return the verdict (see ``docs/verdicts.md``).
 
     ``segments``: ``all``, ``sample:N`` or numbers as in ``0,2,5-7``. ``data``: where this auditor's copy of the data
-    lies. Raises NotFound, StoreError and SpecError for problems that are not the trainer's.
+    lies. ``replay_deployment``: fan the replays out over that deployment's workers (``replay/default``) instead of
+    replaying here. Raises NotFound, StoreError and SpecError for problems that are not the trainer's.
     """
     run = RunStore(open_store(store), run_id)
     auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device, keep)
-    return run_audit(auditor, segments)
+    if replay_deployment is None:
+        return run_audit(auditor, segments)
+    passed_on = {"store": store, "data": data, "device": device, "limits": limits, "workspace": workspace}
+    return run_audit(
+        auditor, segments, lambda chosen: replay_elsewhere(run, chosen, auditor.nonce, replay_deployment, passed_on)
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 
 from tasks.params import load_params
 from tasks.training import Trainer, trainer_from_params
@@ -46,7 +47,14 @@ def run_segments(trainer: Trainer) -> dict[str, Any]:
     with trainer.open():
         for index in range(trainer.begin(), trainer.published.segment_count):
             publish_segment(trainer, index, train_segment(trainer, index))
-        return trainer.summary(seal_run(trainer), time.perf_counter() - started)
+        summary = trainer.summary(seal_run(trainer), time.perf_counter() - started)
+    # Starts an audit where a deployment listens for it (prefect.yaml); elsewhere it is only a note.
+    emit_event(
+        event="vt.run.sealed",
+        resource={"prefect.resource.id": f"vt.run.{summary['run_id']}"},
+        payload={"run_id": summary["run_id"], "store": summary["store"], "root": summary["root"]},
+    )
+    return summary
 
 
 @flow(name="train", flow_run_name="train-{run_id}", persist_result=False, validate_parameters=False)

@@ -111,12 +111,12 @@ class ArtifactStore:
                 )
         return pointer
 
-    def fetch(self, pointers: Mapping[str, Pointer], into: Path | None = None) -> None:
+    def fetch(self, pointers: Mapping[str, Pointer], into: Path | None = None, only: str | None = None) -> None:
         """Bring directories into the workspace, all in one pull.
 
         Each key is the path of a directory relative to ``into``, a directory inside the workspace (the
-        workspace itself by default). Whatever lies in those places is replaced. Raises
-        :class:`EvidenceError`: ``artifact_missing`` or ``artifact_corrupt`` if the remote lacks an object or
+        workspace itself by default). Whatever lies in those places is replaced. With ``only``, just the file of
+        that name in each directory is brought (a report needs no checkpoints). Raises :class:`EvidenceError`: ``artifact_missing`` or ``artifact_corrupt`` if the remote lacks an object or
         holds other bytes, ``evidence_malformed`` for a listing that could write outside its directory. A
         remote that cannot be reached is a :class:`StoreError`.
         """
@@ -132,13 +132,15 @@ class ArtifactStore:
         for path, pointer in pointers.items():
             self._check_path(path)
             data = read_listing(pointer, self._objects, path)
-            listings[path] = check_listing(data, pointer, path)
+            files = check_listing(data, pointer, path)
+            if only is not None and only not in files:
+                raise EvidenceError("artifact_missing", f"{path} does not hold {only}", file=f"{path}/{only}")
+            listings[path] = files if only is None else {only: files[only]}
             self._plant(data, pointer)
             self._write_pointer(path, pointer)
         try:
-            self._dvc.run(
-                ["--wait-for-lock", "pull", "--force", *(f"{path}.dvc" for path in pointers)], self._workspace
-            )
+            targets = (f"{path}.dvc" if only is None else f"{path}/{only}" for path in pointers)
+            self._dvc.run(["--wait-for-lock", "pull", "--force", *targets], self._workspace)
         except StoreError:
             # DVC's wording does not tell a missing object from a corrupt one or from a broken connection:
             # look.

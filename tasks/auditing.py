@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import ArtifactStore
+from tasks.report_inputs import ReportInputs, collect
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments
 from vt_core.errors import EvidenceError, SpecError
@@ -59,19 +60,28 @@ class Auditor:
 
         Raises EvidenceError for a finding (see :meth:`without_replay`), SpecError, StoreError or NotFound.
         """
+        chosen = self.choose(choice)
+        self.fetch(chosen)
+        return chosen
+
+    def choose(self, choice: str) -> list[int]:
+        """Check everything that needs no artifacts and choose the segments; raises as :meth:`prepare`."""
         self._opened = open_run(self.run.commitments())
         spec = self._opened.spec
         job, dataset = self._own_copy(spec)
         check_agreement(spec, job, dataset, self.limits)
         self._session = Session(spec, job, dataset, self.device)
-        chosen = choose_segments(choice, self._opened, self.nonce)
+        return choose_segments(choice, self._opened, self.nonce)
+
+    def fetch(self, chosen: Sequence[int]) -> None:
+        """Fetch the artifacts of segments and of those before them. Raises StoreError."""
+        run, _ = self._prepared()
         needed = sorted({i for c in chosen for i in (c - 1, c) if i >= 0})
         reporter.get().message(f"fetching the artifacts of {len(needed)} segments from {self.run.store.url}")
         self.artifacts.init()
         self._folders, self._errors = fetch_segments(
-            self.artifacts, self.workspace, [self._opened.records[i] for i in needed], "evidence"
+            self.artifacts, self.workspace, [run.records[i] for i in needed], "evidence"
         )
-        return chosen
 
     def replay(self, index: int) -> SegmentResult:
         """Replay one segment. Never raises for bad evidence."""
@@ -112,6 +122,11 @@ class Auditor:
     def without_replay(self, error: EvidenceError) -> dict[str, Any]:
         """Return the verdict for a finding that needed no replay, and store it."""
         return self._publish(no_replay_verdict(self.run.run_id, error))
+
+    def report_inputs(self, verdict: Mapping[str, Any]) -> ReportInputs:
+        """Return what a report needs beside ``verdict``; call it while the auditor is open. Never raises for evidence."""
+        replayed = [s["index"] for s in verdict["segments"]]
+        return collect(self.run.run_id, self.run.store.url, self._opened, replayed, self._folders, self._errors)
 
     def _publish(self, plain: dict[str, Any]) -> dict[str, Any]:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from vt_core.errors import SpecError
-from vt_core.training.job import Dataset, Job, load_job
-from vt_core.training.spec import RunSpec, build_spec
+
+if TYPE_CHECKING:  # torch takes seconds to import: only those who train or audit pay for it
+    from vt_core.training.job import Dataset, Job
+    from vt_core.training.spec import RunSpec
 
 _SECTIONS = ("job", "data", "train", "store", "audit")
 _AUDIT = ("segments", "profile", "device", "limits")
@@ -38,12 +40,16 @@ class Params:
 
     def open_job(self) -> tuple[Job, Dataset]:
         """Load the job and its dataset. Raises SpecError saying which parameter is wrong."""
+        from vt_core.training.job import load_job
+
         import_from(self.folder)
         job = load_job(self.reference, dict(self.args))
         return job, job.dataset(self.location)
 
     def spec(self, job: Job, dataset: Dataset) -> RunSpec:
         """Make the run spec of these parameters."""
+        from vt_core.training.spec import build_spec
+
         return build_spec(job, dataset, self.reference, self.args, self.train)
 
     def with_location(self, location: str | None) -> Params:

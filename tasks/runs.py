@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from tasks.store import Store
 from vt_core.errors import AlreadyExists, EvidenceError, NotFound, SpecError
 from vt_core.evidence.canonical import dumps
 from vt_core.evidence.digests import sha256_bytes
-from vt_core.evidence.records import Seal, SegmentRecord, parse_segment
-from vt_core.verify.audit import Commitments
+from vt_core.evidence.records import Commitments, Seal, SegmentRecord, parse_segment
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -44,9 +44,11 @@ class RunStore:
         names = set(self.store.commitments.list(f"{self._base}/"))
         if not names:
             raise NotFound(f"there is no run {self.run_id!r} in {self.store.url}; 'vt show' lists the runs")
-        segments = []
-        while self._segment(len(segments)) in names:
-            segments.append(self._read(self._segment(len(segments))))
+        wanted: list[str] = []
+        while self._segment(len(wanted)) in names:
+            wanted.append(self._segment(len(wanted)))
+        with ThreadPoolExecutor(max_workers=16) as pool:  # hundreds of small objects: the time goes into waiting
+            segments = list(pool.map(self._read, wanted))
         return Commitments(
             self.run_id,
             self._read(f"{self._base}/spec.json") if f"{self._base}/spec.json" in names else None,
@@ -127,9 +129,11 @@ def list_runs(store: Store) -> list[str]:
 
 
 def fetch_segments(
-    artifacts: ArtifactStore, workspace: Path, records: Iterable[SegmentRecord], prefix: str
+    artifacts: ArtifactStore, workspace: Path, records: Iterable[SegmentRecord], prefix: str, only: str | None = None
 ) -> tuple[dict[int, Path], dict[int, EvidenceError]]:
     """Fetch the artifacts of segments into ``workspace/prefix`` in one pull; what is bad is fetched around.
+
+    With ``only``, just the file of that name of each segment.
 
     Returns the folder of each segment that arrived, and the error of each that did not. Raises StoreError if the
     store itself cannot be reached.
@@ -143,11 +147,11 @@ def fetch_segments(
             errors[record.index] = error
     paths = {index: f"{prefix}/{segment_folder(index)}" for index in wanted}
     try:
-        artifacts.fetch({paths[i]: pointer for i, pointer in wanted.items()})
+        artifacts.fetch({paths[i]: pointer for i, pointer in wanted.items()}, only=only)
     except EvidenceError:
         for index, pointer in wanted.items():  # one is bad: find out which
             try:
-                artifacts.fetch({paths[index]: pointer})
+                artifacts.fetch({paths[index]: pointer}, only=only)
             except EvidenceError as error:
                 errors[index] = error
     return {i: workspace / path for i, path in paths.items() if i not in errors}, errors

@@ -87,7 +87,7 @@ class S3Commitments:
 
     def read(self, name: str, max_bytes: int = MAX_COMMITMENT_BYTES) -> bytes:
         """Return the object ``name``; see :class:`tasks.store.CommitmentStore`."""
-        with self._open(name) as body:
+        with self._open(name, first=True) as body:
             data: bytes = body.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise EvidenceError("evidence_malformed", f"{name} has more than {max_bytes} bytes", object=name)
@@ -144,12 +144,30 @@ class S3Commitments:
         head = self._client.head_object(Bucket=self._bucket, Key=key)
         return bool(head.get("Metadata", {}).get(_WRITER) == writer)
 
+    def _first_version(self, key: str) -> dict[str, str]:
+        """Return the arguments that name the object's oldest version, none in a bucket without versions.
+
+        Whoever may write may also put a newer version over an object (Object Lock does not prevent that), so the
+        first one counts: with versions kept and deletion denied, a commitment cannot be replaced.
+        """
+        try:
+            pages = self._client.get_paginator("list_object_versions").paginate(Bucket=self._bucket, Prefix=key)
+            versions = [v for page in pages for v in page.get("Versions", []) if v["Key"] == key]
+        except botocore.exceptions.ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
+                return {}  # not told: read what a plain request gives
+            raise
+        if not versions or versions[-1]["VersionId"] == "null":
+            return {}
+        return {"VersionId": versions[-1]["VersionId"]}  # S3 lists the newest first
+
     @contextmanager
-    def _open(self, name: str) -> Iterator[Any]:
+    def _open(self, name: str, first: bool = False) -> Iterator[Any]:
         key = self._prefix + check_name(name)
         with self._errors(f"read {key}"):
             try:
-                body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"]
+                version = self._first_version(key) if first else {}
+                body = self._client.get_object(Bucket=self._bucket, Key=key, **version)["Body"]
             except self._client.exceptions.NoSuchKey as error:
                 raise NotFound(f"there is no {name} in {self.url}") from error
             with body:

@@ -24,7 +24,10 @@ app = typer.Typer(
 )
 
 ParamsOption = Annotated[Path, typer.Option("--params", help="Parameter file.", show_default=True)]
-StoreOption = Annotated[str | None, typer.Option("--store", help="Evidence store: file:///path, a path, or s3://...")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", envvar="VT_STORE", help="Evidence store: file:///path, a path, or s3://..."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Show Prefect's own log.")]
 ProfileOption = Annotated[
@@ -144,6 +147,37 @@ def show(
             print_runs(plain)
         else:
             print_run(plain)
+
+
+@app.command(epilog="Example: vt runs --store s3://evidence/prod")
+def runs(store: StoreOption = None, params: ParamsOption = Path("params.yaml"), as_json: JsonOption = False) -> None:
+    """List the runs of a store: job, segments, seal, share that was audited, verdict."""
+    with command(as_json, False, None):
+        from flows.cli.runs import print_table, table
+        from tasks.store import open_store
+
+        plain = table(open_store(_store_url(store, params)))
+        if as_json:
+            print_json(plain)
+        else:
+            print_table(plain)
+
+
+@app.command(epilog="Example: vt watch RUN --store s3://evidence/prod --until verdict")
+def watch(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Run id; it need not exist yet.")],
+    store: StoreOption = None,
+    params: ParamsOption = Path("params.yaml"),
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.2)] = 2.0,
+    until: Annotated[str, typer.Option(help="Leave at: sealed, verdict, or never.")] = "verdict",
+    as_json: JsonOption = False,
+) -> None:
+    """Follow a run live: segments as they are published, the seal, the audits. Leaves with the verdict's exit code."""
+    with command(as_json, False, None):
+        from flows.cli.runs import follow
+        from tasks.store import open_store
+
+        raise SystemExit(follow(open_store(_store_url(store, params)), run_id, interval, until, as_json))
 
 
 @app.command(epilog="Example: vt doctor --store file://$PWD/store")

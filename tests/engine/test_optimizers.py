@@ -10,6 +10,10 @@ import torch
 from engine_support import TinyJob, assert_on_grid, assert_replays, train
 from torch import nn, optim
 
+from vt_core.engine.rounding import Place, TrainerRounding
+from vt_core.errors import PrecisionError
+from vt_core.numerics import OpClass
+
 Make = Callable[[nn.Module], optim.Optimizer]
 STEPS = 4
 
@@ -48,6 +52,7 @@ def job(name: str) -> TinyJob:
         lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
         optimizer=OPTIMIZERS[name],
         rate=lambda step: 0.02 / step if name == "AdamW" else None,
+        train={"promote": name == "Muon"},
     )
 
 
@@ -88,14 +93,19 @@ def test_all_that_an_optimizer_keeps_is_in_the_state(name: str) -> None:
     assert scalars == plain
 
 
+def test_muon_computes_in_bfloat16_unless_promoted() -> None:
+    lowered = job("Muon")
+    lowered.train = {}
+    with pytest.raises(PrecisionError, match=r"in module 'optimizer' made a torch\.bfloat16 tensor.*promote: true"):
+        train(lowered, 1)
+
+
 @pytest.mark.parametrize("name", ["SGD momentum", "SGD nesterov", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad"])
 def test_an_optimizer_step_needs_no_log(name: str) -> None:
     """All of it is exact or canonical: no operation of the optimizer is rounded with an interval."""
     placed: list[str] = []
     one = job(name)
     session = one.session()
-    from vt_core.engine.rounding import Place, TrainerRounding
-    from vt_core.numerics import OpClass
 
     class Watching(TrainerRounding):
         def inexact(self, x: torch.Tensor, op_class: OpClass, floor: float, place: Place) -> None:

@@ -228,17 +228,39 @@ def test_entry_with_a_value_far_away(run: Path) -> None:
     expect_implausible(run)
 
 
-def test_entry_flipped(run: Path) -> None:
-    """The auditor obeys (both roundings are possible) and so arrives elsewhere than the trainer, who did not do it."""
+def test_entry_flipped(honest: Path, tmp_path: Path) -> None:
+    """The auditor obeys (both roundings are possible) and so arrives elsewhere than the trainer, who did not do it.
 
-    def change(logs: dict[int, StepLog]) -> None:
-        number, site = parity_site(logs[4])
-        logs[4].sites[number] = dataclasses.replace(site, parity=site.parity ^ np.uint8(1))
+    One flip near a boundary, but no excuse: what the log decides cannot be a tolerance that is too narrow. Some
+    elements have no influence on the state (a ReLU or a dropout mask takes them away); then nothing is to be found.
+    """
+    with LogReader(artifacts(honest, SEGMENT) / LOG, 1 << 30) as reader:
+        places = [
+            (number, entry)
+            for number, site in reader.read_step(4).sites.items()
+            for entry in range(site.positions.size)
+            if entry not in site.full_index
+        ]
+    assert len(places) >= 5
+    outcomes = []
+    for i, (number, entry) in enumerate(places[:: max(1, len(places) // 10)]):
 
-    rewrite_log(run, change)
-    result, reason, place = outcome(run)
-    assert (result, reason) == ("rejected", "state_mismatch")
-    assert (place["segment"], place["step"]) == (SEGMENT, 4)
+        def change(logs: dict[int, StepLog], number: int = number, entry: int = entry) -> None:
+            site = logs[4].sites[number]
+            parity = site.parity.copy()
+            parity[entry] ^= 1
+            logs[4].sites[number] = dataclasses.replace(site, parity=parity)
+
+        run = copy_run(honest, tmp_path / str(i))
+        rewrite_log(run, change)
+        result, reason, place = outcome(run)
+        outcomes.append((result, reason))
+        if result == "rejected":
+            assert (place["segment"], place["step"]) == (SEGMENT, 4)
+    assert set(outcomes) <= {
+        ("verified", None), ("rejected", "state_mismatch"), ("rejected", "log_implausible"),
+    }  # fmt: skip
+    assert ("rejected", "state_mismatch") in outcomes
 
 
 @pytest.mark.parametrize("change_of_exponent", [-3, -1, 1, 4])

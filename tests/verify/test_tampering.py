@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.runs import SMALL_DIGITS, Case, Trainer, artifacts, audit, read_commitments
 
+from vt_core.evidence.records import parse_segment
 from vt_core.training.segment import FILES
 from vt_core.verify.audit import Commitments
 
@@ -243,3 +244,13 @@ def test_reordered_and_repeated_segments(honest: Path) -> None:
     for segments in ([a, c, b, d], [a, b, b, d], [b, a, c, d], [a, b, c, d, d], [a, b, c, c], [d, c, b, a]):
         verdict = audit(honest, commitments=dataclasses.replace(found, segments=segments))
         assert (verdict["verdict"], verdict["reason"]) == ("rejected", "chain_broken")
+
+
+def test_each_record_names_the_one_before_it(honest: Path) -> None:
+    """While a run is not sealed yet, only the chain tells that a record was exchanged after the next one was made."""
+    found = dataclasses.replace(read_commitments(honest), seal=None)
+    record = parse_segment(found.segments[1], "segments/00001.json")
+    other = dataclasses.replace(record, pointer={"moved": "elsewhere"}).to_bytes()
+    verdict = audit(honest, commitments=with_object(found, "segment-1", other))
+    assert (verdict["verdict"], verdict["reason"]) == ("rejected", "chain_broken")
+    assert verdict["first_divergence"]["segment"] == 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -76,9 +77,12 @@ def attention(
 
 def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
     """``F.adaptive_avg_pool2d``: to a single pixel it is a mean, without the step that only channels_last takes."""
-    if output_size in (1, (1, 1), [1, 1]):
+    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    size = [given if one is None else one for one, given in zip(wanted, input.shape[-2:], strict=True)]
+    if size == [1, 1]:
         return input.mean((-2, -1), keepdim=True)
-    return _adaptive_avg_pool2d(input, output_size)
+    result: Tensor = torch._C._nn.adaptive_avg_pool2d(input, size)
+    return result
 
 
 def foreach_norm(tensors: Sequence[Tensor], ord: float = 2.0, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -96,8 +100,6 @@ def _each(name: str) -> Callable[[Sequence[Tensor], Any], list[Tensor]]:
 
     return run
 
-
-_adaptive_avg_pool2d = F.adaptive_avg_pool2d
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
     F.dropout: dropout,
@@ -117,8 +119,38 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
+# What ``F.multi_head_attention_forward`` calls by name. PyTorch turns the mode off inside such a function, so the
+# names themselves are replaced while the mode is on.
+_BY_NAME: dict[str, Callable[..., Tensor]] = {"dropout": dropout, "scaled_dot_product_attention": attention}
+
+
 class CommonForms(TorchFunctionMode):
-    """Replace the functions above wherever a model calls them."""
+    """Replace the functions above wherever a model calls them, also inside ``nn.MultiheadAttention``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+        self._before: dict[str, Any] = {}
+
+    def __enter__(self) -> CommonForms:
+        """Start replacing."""
+        if self._depth == 0:
+            self._before = {name: getattr(F, name) for name in _BY_NAME}
+            for name, common in _BY_NAME.items():
+                setattr(F, name, common)
+        self._depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back what was there before."""
+        super().__exit__(kind, error, trace)
+        self._depth -= 1
+        if self._depth == 0:
+            for name, original in self._before.items():
+                setattr(F, name, original)
 
     def __torch_function__(
         self,

@@ -193,6 +193,7 @@ def _constant(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], 
     """Put a tensor made of Python numbers on the grid, as Python scalars are put on float32."""
     result = func(*args, **kwargs)
     if result.dtype is mode.compute and result.numel():
+        result = result.clone()  # torch.from_numpy shares memory with the caller's array
         mode.put_on_grid(plan, result)
     return result
 
@@ -275,11 +276,10 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
         return random_ops.multinomial(
             arguments["self"], arguments["num_samples"], arguments.get("replacement", False), stream
         )
-    targets = mode.mutated(plan, args, kwargs)
-    # Out of place: let PyTorch work out shape, dtype and layout, and overwrite what it drew.
-    result = (args[0] if plan.in_place and args else None) if targets or plan.in_place else func(*args, **kwargs)
-    if result is None:
-        result = targets[0]
+    mode.mutated(plan, args, kwargs)  # notes who wrote it
+    # PyTorch works out shape, dtype and layout (and resizes an out=); what it drew itself is overwritten below.
+    in_place = plan.in_place and "out" not in arguments
+    result = arguments[plan.mutated[0][1]] if in_place else func(*args, **kwargs)
     if moment.step == 0:
         mode.drawn.append(weakref.ref(result))
     if mode.skip_random:

@@ -31,7 +31,7 @@ def _float(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: torch.dtyp
     return torch.from_numpy(values.reshape(tuple(shape))).to(device=device, dtype=dtype)
 
 
-def _uniform(like: Tensor, stream: Stream, precision: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+def _uniform(like: Tensor, stream: Stream, precision: int, low: float, high: float) -> Tensor:
     # No finer than the grid: 1 - 2^-53 would round up to 1.0, which no uniform value may be.
     unit = _float(stream.uniform(like.numel(), precision), like.shape, like.dtype, like.device)
     return unit if (low, high) == (0.0, 1.0) else low + (high - low) * unit
@@ -73,21 +73,18 @@ def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream, pre
     ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. Raises
     NotImplementedError for a form that is not known, which the engine reports as a refused operation.
     """
+    if name in ("uniform", "rand", "rand_like"):
+        return Drawn(_uniform(like, stream, precision, arguments.get("from", 0.0), arguments.get("to", 1.0)))
     form = _FORMS.get(name)
     if form is None:
         raise NotImplementedError(name)
-    if form is _draw_uniform:
-        return Drawn(_uniform(like, stream, precision, arguments.get("from", 0.0), arguments.get("to", 1.0)))
     return form(like, arguments, stream)
 
 
-def _draw_uniform(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_uniform(like, stream, 53, a.get("from", 0.0), a.get("to", 1.0)))
-
-
 def _draw_bernoulli(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    p = a.get("p")  # bernoulli(self) takes its probabilities from self
-    return Drawn(_bernoulli(like, a["self"] if p is None else p, stream))
+    # bernoulli(self) takes its probabilities from self, bernoulli_(self) is a fair coin.
+    p = a.get("p", 0.5 if a["self"] is like else a["self"])
+    return Drawn(_bernoulli(like, p, stream))
 
 
 def _draw_normal(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
@@ -116,9 +113,6 @@ def _draw_exponential(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
 
 
 _FORMS: dict[str, Callable[[Tensor, dict[str, Any], Stream], Drawn]] = {
-    "uniform": _draw_uniform,
-    "rand": _draw_uniform,
-    "rand_like": _draw_uniform,
     "bernoulli": _draw_bernoulli,
     "normal": _draw_normal,
     "normal_functional": _draw_normal,

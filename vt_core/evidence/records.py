@@ -22,6 +22,16 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
+class Commitments:
+    """The commitments of a run as read from the store; ``None`` where an object is absent."""
+
+    run_id: str
+    spec: bytes | None
+    segments: Sequence[bytes]
+    seal: bytes | None
+
+
+@dataclass(frozen=True)
 class SegmentRecord:
     """The commitment to one segment. Digests are SHA-256 in lower-case hex; ``previous`` is None for segment 0."""
 

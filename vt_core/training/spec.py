@@ -20,6 +20,7 @@ import torch
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex, loads_strict
 from vt_core.evidence.digests import sha256_bytes
+from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
 from vt_core.training.job import Dataset, Job
 
@@ -66,15 +67,13 @@ class RunSpec:
     @property
     def segment_count(self) -> int:
         """Number of segments: the initialisation (segment 0) and the training segments."""
-        return 1 + -(-self.steps // self.segment_steps)
+        return segment_count(self.steps, self.segment_steps)
 
     def segment_range(self, index: int) -> tuple[int, int]:
         """Return (first step, last step) of a segment, both included; segment 0 is step 0, the initialisation."""
         if not 0 <= index < self.segment_count:
             raise SpecError(f"segment {index} does not exist: the run has segments 0 to {self.segment_count - 1}")
-        if index == 0:
-            return 0, 0
-        return (index - 1) * self.segment_steps + 1, min(index * self.segment_steps, self.steps)
+        return segment_range(self.steps, self.segment_steps, index)
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as canonical-JSON-ready data."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from vt_core import __version__
 from vt_core.errors import EvidenceError, SpecError
-from vt_core.evidence.records import Seal, SegmentRecord, check_chain, parse_seal, parse_segment
+from vt_core.evidence.records import Commitments, Seal, SegmentRecord, check_chain, parse_seal, parse_segment
 from vt_core.training.job import Dataset, Job
 from vt_core.training.spec import ENGINE, RunSpec, libraries, parse_spec, source_digests
 from vt_core.verify.bias import biased_class
@@ -23,16 +23,6 @@ from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.verdict import Divergence, Reason, Result, SegmentResult, detection_probability, result_of
 
 VERDICT_FORMAT = "vt-verdict/1"
-
-
-@dataclass(frozen=True)
-class Commitments:
-    """The commitments of a run as read from the store; ``None`` where an object is absent."""
-
-    run_id: str
-    spec: bytes | None
-    segments: Sequence[bytes]
-    seal: bytes | None
 
 
 @dataclass(frozen=True)
