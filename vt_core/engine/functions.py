@@ -139,14 +139,14 @@ class CommonForms(TorchFunctionMode):
             for name, common in _BY_NAME.items():
                 setattr(F, name, common)
         self._depth += 1
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Put back what was there before."""
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._depth -= 1
         if self._depth == 0:
             for name, original in self._before.items():

@@ -273,9 +273,10 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
     if plan.name == "native_dropout":
         return _dropout(mode, plan, arguments, stream)
     if plan.name == "multinomial":
-        return random_ops.multinomial(
+        chosen = random_ops.multinomial(
             arguments["self"], arguments["num_samples"], arguments.get("replacement", False), stream
         )
+        return arguments["out"].resize_(chosen.shape).copy_(chosen) if "out" in arguments else chosen
     mode.mutated(plan, args, kwargs)  # notes who wrote it
     # PyTorch works out shape, dtype and layout (and resizes an out=); what it drew itself is overwritten below.
     in_place = plan.in_place and "out" not in arguments

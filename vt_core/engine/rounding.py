@@ -137,9 +137,6 @@ class AuditorRounding(Rounding):
 
     MAX_FINDINGS = 32
 
-    watch: tuple[int, int] | None = None  # (step, site) whose value before rounding is wanted
-    watched: tuple[Tensor, Tensor, OpClass, float] | None = None  # before, after, class, floor
-
     def begin_replay(self, log: StepLog) -> None:
         """Start replaying the step that ``log`` belongs to."""
         super().begin_step(log.step)
@@ -150,12 +147,8 @@ class AuditorRounding(Rounding):
     def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
         """Round ``x`` in place, taking the trainer's decisions where the interval rule allows them."""
         tolerance = self.policy.tolerances[op_class]
-        watching = self.watch == (self._log.step, self._site)
-        before = x.detach().clone() if watching else x
         entries = self._log.sites.get(self._site)
         result = auditor_round_(x, tolerance, self.grid, entries, self.fingerprints, floor)
-        if watching:
-            self.watched = (before, x.detach().clone(), op_class, floor)
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
         counts.entries += result.entries
