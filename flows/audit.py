@@ -8,7 +8,9 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_logger
 
+from flows.artifacts import AuditArtifacts
 from flows.replay import replay_elsewhere
 from tasks.auditing import Auditor
 from tasks.runs import RunStore
@@ -36,20 +38,34 @@ def replay_segment(auditor: Auditor, index: int) -> SegmentResult:
 
 
 def run_audit(
-    auditor: Auditor, segments: str, elsewhere: Callable[[list[int]], list[SegmentResult]] | None = None
+    auditor: Auditor,
+    segments: str,
+    elsewhere: Callable[[list[int]], list[SegmentResult]] | None = None,
+    report: Path | None = None,
 ) -> dict[str, Any]:
     """Audit a run; returns the verdict, which is stored as well. Call it inside a flow.
 
-    ``elsewhere`` replays the chosen segments on other workers; without it they are replayed here.
+    ``elsewhere`` replays the chosen segments on other workers; without it they are replayed here. ``report`` is where
+    to write a report; the verdict then says under ``report`` where it is, None if it could not be written.
     """
+    shown = AuditArtifacts(auditor.run.run_id)
     with auditor.open():
         try:
             chosen = prepare(auditor, segments, fetch=elsewhere is None)
         except EvidenceError as error:
-            return auditor.without_replay(error)
-        if elsewhere is not None:
-            return auditor.conclude(elsewhere(chosen))
-        return auditor.conclude([replay_segment(auditor, index) for index in chosen])
+            verdict = auditor.without_replay(error)
+        else:
+            if elsewhere is not None:
+                results = elsewhere(chosen)
+            else:
+                results = []
+                for index in shown.progress(chosen):
+                    results.append(replay_segment(auditor, index))
+            verdict = auditor.conclude(results)
+        shown.conclude(verdict)
+        if report is not None:
+            verdict["report"] = _write_report(auditor, verdict, report)
+        return verdict
 
 
 @flow(name="audit", flow_run_name="audit-{run_id}", persist_result=False, validate_parameters=False)
@@ -63,18 +79,36 @@ def audit(
     workspace: str = ".vt",
     keep: bool = False,
     replay_deployment: str | None = None,
+    report: str | None = None,
 ) -> dict[str, Any]:
     """Audit ``run_id`` in ``store`` and return the verdict (see ``docs/verdicts.md``).
 
     ``segments``: ``all``, ``sample:N`` or numbers as in ``0,2,5-7``. ``data``: where this auditor's copy of the data
     lies. ``replay_deployment``: fan the replays out over that deployment's workers (``replay/default``) instead of
-    replaying here. Raises NotFound, StoreError and SpecError for problems that are not the trainer's.
+    replaying here. ``report``: write an HTML report to that file. Raises NotFound, StoreError and SpecError for
+    problems that are not the trainer's.
     """
     run = RunStore(open_store(store), run_id)
     auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device, keep)
+    target = None if report is None else Path(report)
     if replay_deployment is None:
-        return run_audit(auditor, segments)
+        return run_audit(auditor, segments, report=target)
     passed_on = {"store": store, "data": data, "device": device, "limits": limits, "workspace": workspace}
     return run_audit(
-        auditor, segments, lambda chosen: replay_elsewhere(run, chosen, auditor.nonce, replay_deployment, passed_on)
+        auditor,
+        segments,
+        lambda chosen: replay_elsewhere(run, chosen, auditor.nonce, replay_deployment, passed_on),
+        target,
     )
+
+
+def _write_report(auditor: Auditor, verdict: dict[str, Any], path: Path) -> str | None:
+    """Write the report; whatever goes wrong with it is logged and leaves the verdict as it is."""
+    from tasks.reporting import write_report  # matplotlib is slow to load, and most audits need none
+
+    try:
+        write_report(path, verdict, auditor.report_inputs(verdict))
+    except Exception as error:
+        get_logger("vt").error("the report %s could not be written: %s", path, error)
+        return None
+    return str(path)

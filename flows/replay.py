@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_client
+from prefect.client.schemas.objects import DeploymentStatus
 from prefect.context import get_run_context
 from prefect.deployments import run_deployment
+from prefect.logging import get_run_logger
 
 from tasks.auditing import Auditor
 from tasks.replays import ReplayBoard
@@ -54,6 +56,12 @@ def replay_elsewhere(
     hand over a result: an audit with a hole is no audit.
     """
     get_run_context()  # only inside a flow: the replays become its children
+    with get_client(sync_client=True) as client:
+        known = client.read_deployment_by_name(deployment)
+        if known.status == DeploymentStatus.NOT_READY:
+            get_run_logger().warning(
+                "no worker serves the pool %r of %s: the audit waits until one does", known.work_pool_name, deployment
+            )
 
     def one(index: int) -> None:
         run_deployment(

@@ -1,4 +1,4 @@
-"""The stages of ``dvc.yaml``: ``python -m flows.stage train|audit``; results as small JSON and CSV files."""
+"""The stages of ``dvc.yaml``: ``python -m flows.stage data|train|audit|report``; results as small files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ def main() -> int:
     """Run one stage; a run that is not verified makes the audit stage fail."""
     settings.apply()
     RESULTS.mkdir(exist_ok=True)
-    if sys.argv[1:] == ["train"]:
-        return _train()
-    if sys.argv[1:] == ["audit"]:
-        return _audit()
-    print("usage: python -m flows.stage train|audit", file=sys.stderr)
-    return 3
+    stages = {"data": _data, "train": _train, "audit": _audit, "report": _report}
+    if len(sys.argv) != 2 or sys.argv[1] not in stages:
+        print(f"usage: python -m flows.stage {'|'.join(stages)}", file=sys.stderr)
+        return 3
+    return stages[sys.argv[1]]()
 
 
 def _vt(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -33,6 +33,16 @@ def _vt(*arguments: str) -> tuple[int, dict[str, Any]]:
     )
     plain: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
     return done.returncode, plain
+
+
+def _data() -> int:
+    """Say which data this machine holds: the training stage depends on it."""
+    from tasks.params import load_params
+
+    _, dataset = load_params(Path("params.yaml")).open_job()
+    plain = {"manifest": dataset.manifest(), "size": len(dataset)}
+    (RESULTS / "data.json").write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
 
 
 def _train() -> int:
@@ -49,10 +59,7 @@ def _train() -> int:
         return code
     (RESULTS / "run.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     run = RunStore(open_store(str(params.store)), run_id)
-    with (RESULTS / "loss.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "loss"])
-        writer.writerows(read_losses(run, Path(".vt") / "train"))
+    _write_csv("loss.csv", ["step", "loss"], read_losses(run, Path(".vt") / "train"))
     return 0
 
 
@@ -70,7 +77,32 @@ def _audit() -> int:
         "disagreements": sum(c["disagreements"] for c in verdict.get("counts", {}).values()),
     }
     (RESULTS / "audit.json").write_text(json.dumps(flat, indent=1) + "\n", encoding="utf-8")
+    if code:
+        _report()  # DVC stops the pipeline here, and just such a verdict is one to read
     return code
+
+
+def _report() -> int:
+    from tasks.params import load_params
+    from tasks.report_inputs import fetch_inputs
+    from tasks.reporting import write_report
+    from tasks.runs import RunStore
+    from tasks.store import open_store
+
+    verdict = json.loads((RESULTS / "verdict.json").read_text(encoding="utf-8"))
+    run = RunStore(open_store(str(load_params(Path("params.yaml")).store)), verdict["run_id"])
+    inputs = fetch_inputs(run, [s["index"] for s in verdict["segments"]], Path(".vt") / "report")
+    write_report(RESULTS / "report.html", verdict, inputs)
+    rows = [(r.step, r.log_bytes, r.fingerprint_bytes) for r in inputs.rows]
+    _write_csv("log_bytes.csv", ["step", "log_bytes", "fingerprint_bytes"], rows)
+    return 0
+
+
+def _write_csv(name: str, head: list[str], rows: Iterable[Sequence[Any]]) -> None:
+    with (RESULTS / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

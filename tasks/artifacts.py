@@ -116,7 +116,8 @@ class ArtifactStore:
 
         Each key is the path of a directory relative to ``into``, a directory inside the workspace (the
         workspace itself by default). Whatever lies in those places is replaced. With ``only``, just the file of
-        that name in each directory is brought (a report needs no checkpoints). Raises :class:`EvidenceError`: ``artifact_missing`` or ``artifact_corrupt`` if the remote lacks an object or
+        that name in each directory is brought (a report needs no checkpoints). Raises
+        :class:`EvidenceError`: ``artifact_missing`` or ``artifact_corrupt`` if the remote lacks an object or
         holds other bytes, ``evidence_malformed`` for a listing that could write outside its directory. A
         remote that cannot be reached is a :class:`StoreError`.
         """

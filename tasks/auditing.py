@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import ArtifactStore
-from tasks.report_inputs import ReportInputs, collect
+from tasks.report_inputs import ReportInputs, collect, fetch_inputs
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments
 from vt_core.errors import EvidenceError, SpecError
@@ -124,8 +124,10 @@ class Auditor:
         return self._publish(no_replay_verdict(self.run.run_id, error))
 
     def report_inputs(self, verdict: Mapping[str, Any]) -> ReportInputs:
-        """Return what a report needs beside ``verdict``; call it while the auditor is open. Never raises for evidence."""
+        """Return what a report needs beside ``verdict``, from checked files; call it while the auditor is open."""
         replayed = [s["index"] for s in verdict["segments"]]
+        if replayed and not self._folders:  # replayed elsewhere: nothing was fetched here
+            return fetch_inputs(self.run, replayed, self.workspace)
         return collect(self.run.run_id, self.run.store.url, self._opened, replayed, self._folders, self._errors)
 
     def _publish(self, plain: dict[str, Any]) -> dict[str, Any]:

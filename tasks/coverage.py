@@ -80,7 +80,8 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
         # What an audit of the unsealed run could not tell is settled by a later one.
         if worst is None or worst[0] == "inconclusive" or _WORSE[plain["verdict"]] > _WORSE[worst[0]]:
             worst = (plain["verdict"], plain.get("reason"))
-        for row in plain.get("segments") or []:
+        rows = plain.get("segments")
+        for row in rows if isinstance(rows, list) else []:
             if isinstance(row, dict) and isinstance(row.get("index"), int):
                 audited.add(row["index"])
     verdict, reason = worst or (None, None)

@@ -18,8 +18,8 @@ MISSING = "not available"
 RESULTS = ("verified", "rejected", "inconclusive")
 _MOST_ROWS = 400
 # Characters that a page would not show as they are: controls, and those that turn the direction of writing.
-_HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
-_VISIBLE = {c: f"\\u{c:04x}" for c in (_HIDDEN | {0xFEFF}) - {0x0A}}
+_HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x61C, 0xFEFF, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
+_VISIBLE = {c: f"\\u{c:04x}" for c in (_HIDDEN | {*range(0x2066, 0x206A)}) - {0x0A}}
 
 MEANINGS = {
     "chain_broken": "the committed records do not form one unbroken, sealed chain",
@@ -196,14 +196,15 @@ def sentence(facts: Facts) -> str:
     """Return the verdict in one plain sentence (not escaped)."""
     of = f"{facts.replayed} of {facts.total} segments" if facts.total else "no segments"
     if facts.replayed == facts.total and facts.total:
-        of = "both segments" if facts.total == 2 else "its only segment" if facts.total == 1 else f"all {facts.total} segments"
+        of = {1: "the only segment", 2: "both segments"}.get(facts.total, f"all {facts.total} segments")
     if facts.result == "verified":
         rest = "" if facts.replayed == facts.total else ", and the others were not looked at"
         return f"Verified: {of} of this run replayed to exactly the published bits{rest}."
     meaning = MEANINGS.get(facts.reason or "", "the evidence or the training is not what was agreed")
     segment, step = get_count(facts.divergence, "segment"), get_count(facts.divergence, "step")
-    op = get_text(facts.divergence, "op")
+    op, module = get_text(facts.divergence, "op"), get_text(facts.divergence, "module")
     where = "" if segment is None else f", in segment {segment}"
     where += "" if step is None else f" at step {step}" if where else f", at step {step}"
-    where += f" in {op[:60]}" if op and where else ""
+    where += f" in {op[:60]}" if op else ""
+    where += f" of module {module[:60]}" if op and module else ""
     return f"{facts.result.capitalize()}: {meaning}{where}."

@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -23,8 +24,8 @@ MOST_CELLS = 500
 _LARGEST = 1e30  # what is above is no loss that an axis could show
 # Stand-ins that matplotlib writes into the SVG, and the page's variables that replace them there.
 _INK, _GRID, _LINE, _SECOND, _BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
-_VARIABLES = {_INK: "--soft", _GRID: "--rule", _LINE: "--ok", _SECOND: "--maybe", _BAD: "--bad"}
-_SETTINGS = {
+_VARIABLES = {_INK: "--soft", _GRID: "--rule", _LINE: "--ok", _SECOND: "--second", _BAD: "--bad"}
+_SETTINGS: Any = {
     "svg.hashsalt": "verifiable-training", "svg.fonttype": "none", "font.size": 10, "axes.edgecolor": _GRID,
     "axes.labelcolor": _INK, "text.color": _INK, "xtick.color": _INK, "ytick.color": _INK, "grid.color": _GRID,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -108,7 +109,7 @@ def _curves(
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False)
         sink = io.StringIO()
-        nothing = {key: None for key in ("Creator", "Date", "Format", "Type")}
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(sink, format="svg", transparent=True, metadata=nothing)
     return _inline(sink.getvalue(), name, title)
 

@@ -1,7 +1,7 @@
 """What a report needs beside the verdict: the run's commitments, and the curves from checked ``metrics.json`` files.
 
-``metrics.json`` is what the trainer says about its own run. It is informative: no verdict rests on it, so a file that is
-missing, changed or malformed makes a note in the report and nothing else.
+``metrics.json`` is what the trainer says about its own run. It is informative: no verdict rests on it, so a file that
+is missing, changed or malformed makes a note in the report and nothing else.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def stored_verdict(run: RunStore, name: str | None = None) -> dict[str, Any]:
     after it was stored (its name holds its digest) or belongs to another run.
     """
     names = run.verdicts()
-    wanted = [n for n in names if name is None or n == name or n.rpartition("/")[2].removesuffix(".json") == _stem(name)]
+    wanted = [n for n in names if name is None or _stem(n) == _stem(name)]
     if not wanted:
         have = ", ".join(n.rpartition("/")[2] for n in names[-5:]) or "none yet; 'vt audit' makes one"
         raise NotFound(f"run {run.run_id!r} has no verdict {name or ''} in {run.store.url}; it has: {have}")

@@ -58,11 +58,11 @@ class RunStore:
 
     def published(self) -> list[SegmentRecord]:
         """Return the records of the segments published so far, in order."""
-        records: list[SegmentRecord] = []
-        while self.store.commitments.exists(self._segment(len(records))):
-            name = self._segment(len(records))
-            records.append(parse_segment(self._read(name), name))
-        return records
+        try:
+            segments = self.commitments().segments
+        except NotFound:
+            return []
+        return [parse_segment(data, self._segment(index)) for index, data in enumerate(segments)]
 
     def spec(self) -> bytes | None:
         """Return the published spec, None if there is none."""

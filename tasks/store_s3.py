@@ -157,8 +157,9 @@ class S3Commitments:
             if error.response.get("Error", {}).get("Code") in ("AccessDenied", "NotImplemented", "MethodNotAllowed"):
                 return {}  # not told: read what a plain request gives
             raise
-        if not versions or versions[-1]["VersionId"] == "null":
+        if not versions or (len(versions) == 1 and versions[0]["VersionId"] == "null"):
             return {}
+        # An object from before versioning was switched on is named "null", and can be asked for by that name.
         return {"VersionId": versions[-1]["VersionId"]}  # S3 lists the newest first
 
     @contextmanager

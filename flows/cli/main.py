@@ -1,4 +1,4 @@
-"""``vt``: train, audit, show, doctor, demo. Heavy libraries are imported inside the commands that need them."""
+"""``vt``: train, audit, show, report, doctor, demo. Heavy libraries are imported inside the commands that need them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from flows import settings
-from flows.cli.output import EXIT_ERROR, EXIT_OF, err, fail, out, print_json, print_verdict
+from flows.cli.output import EXIT_ERROR, EXIT_OF, err, fail, print_json, print_summary, print_verdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +66,7 @@ def train(
         if as_json:
             print_json(summary)
         else:
-            _print_summary(summary)
+            print_summary(summary)
 
 
 @app.command(epilog="Example: vt audit RUN --store file://$PWD/store --profile portable --segments sample:2")
@@ -81,6 +82,7 @@ def audit(
     profile: ProfileOption = None,
     workspace: WorkspaceOption = Path(".vt"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the fetched evidence in the workspace.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Write the verdict as an HTML page too.")] = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -108,6 +110,10 @@ def audit(
         if profile is None and wanted_profile:
             reexecute(str(wanted_profile))
 
+        if report is not None:
+            from tasks.reporting import check_target
+
+            check_target(report)
         RunStore(open_store(url), run_id).commitments()  # a wrong name is told before Prefect starts
         from flows.audit import audit as flow
         from flows.cli.progress import show_progress
@@ -117,11 +123,14 @@ def audit(
             verdict = flow(
                 run_id, url, segments or str(section.get("segments") or "all"), location,
                 device or str(section.get("device") or "cpu"), section.get("limits"), str(workspace), keep,
+                report=None if report is None else str(report),
             )  # fmt: skip
         if as_json:
             print_json(verdict)
         else:
             print_verdict(verdict)
+        if report is not None and verdict["report"] is None:
+            err.print(f"[bold red]error[/]: the report {escape(str(report))} could not be written (--verbose says why)")
         raise SystemExit(EXIT_OF[verdict["verdict"]])
 
 
@@ -178,6 +187,28 @@ def watch(
         from tasks.store import open_store
 
         raise SystemExit(follow(open_store(_store_url(store, params)), run_id, interval, until, as_json))
+
+
+@app.command(epilog="Example: vt report RUN --store file://$PWD/store --out report.html")
+def report(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="Run id.")],
+    target: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
+    store: StoreOption = None,
+    params: ParamsOption = Path("params.yaml"),
+    verdict: Annotated[str | None, typer.Option("--verdict", help="Name of a verdict; default: the last one.")] = None,
+    workspace: WorkspaceOption = Path(".vt"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a stored verdict as one HTML page that opens from disk, from the store alone. Nothing is replayed."""
+    with command(as_json, False, None):
+        from flows.cli.report import make_report, print_report
+        from tasks.store import open_store
+
+        plain = make_report(open_store(_store_url(store, params)), run_id, verdict, target, workspace)
+        if as_json:
+            print_json(plain)
+        else:
+            print_report(plain)
 
 
 @app.command(epilog="Example: vt doctor --store file://$PWD/store")
@@ -254,20 +285,6 @@ def _store_url(store: str | None, params: Path) -> str:
     if url is None:
         raise SpecError("no store: give --store URL, or --params FILE with 'store:' in it")
     return url
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    steps, seconds = summary["steps"], summary["seconds"]
-    out.print(f"[bold green]sealed[/]: run {summary['run_id']} in {summary['store']}")
-    out.print(f"  {steps} steps in {summary['segments']} segments, {seconds} s, final loss {summary['final_loss']:.4f}")
-    out.print(f"  state {summary['state_digest']}")
-    out.print(f"  root  {summary['root']}")
-    per_step = summary["log_bytes"] / max(steps, 1)
-    out.print(
-        f"  rounding log {summary['log_bytes']} bytes ({per_step:.0f} a step), "
-        f"fingerprints {summary['fingerprint_bytes']} bytes"
-    )
-    out.print(f"audit it: vt audit {summary['run_id']} --store {summary['store']} --profile portable", style="dim")
 
 
 def main() -> None:

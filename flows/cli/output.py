@@ -31,6 +31,21 @@ def fail(message: str, kind: str, as_json: bool) -> NoReturn:
     raise SystemExit(EXIT_ERROR)
 
 
+def print_summary(summary: dict[str, Any]) -> None:
+    """Say what a training run published."""
+    steps, seconds = summary["steps"], summary["seconds"]
+    out.print(f"[bold green]sealed[/]: run {summary['run_id']} in {summary['store']}")
+    out.print(f"  {steps} steps in {summary['segments']} segments, {seconds} s, final loss {summary['final_loss']:.4f}")
+    out.print(f"  state {summary['state_digest']}")
+    out.print(f"  root  {summary['root']}")
+    per_step = summary["log_bytes"] / max(steps, 1)
+    out.print(
+        f"  rounding log {summary['log_bytes']} bytes ({per_step:.0f} a step), "
+        f"fingerprints {summary['fingerprint_bytes']} bytes"
+    )
+    out.print(f"audit it: vt audit {summary['run_id']} --store {summary['store']} --profile portable", style="dim")
+
+
 def print_verdict(verdict: dict[str, Any]) -> None:
     """Say a verdict to a person."""
     colour = {"verified": "green", "rejected": "red", "inconclusive": "yellow"}[verdict["verdict"]]

@@ -33,10 +33,11 @@ def print_table(plain: dict[str, Any]) -> None:
         return
     shown = Table("run", "job", "segments", "sealed", "audited", "verdict")
     for row in plain["runs"]:
-        verdict = escape(row["verdict"] or "-") + (f" ({row['reason']})" if row["reason"] else "")
+        verdict = escape((row["verdict"] or "-") + (f" ({row['reason']})" if row["reason"] else ""))
+        share = f"{row['audited_share']:.0%}" if row["sealed"] else "-"
         shown.add_row(
-            row["run_id"], (row["job"] or "?").rpartition(":")[2], str(row["published"]),
-            "yes" if row["sealed"] else "no", f"{row['audited_share']:.0%}" if row["sealed"] else "-", f"[{_COLOURS[row['verdict']]}]{verdict}[/]",
+            row["run_id"], escape((row["job"] or "?").rpartition(":")[2]), str(row["published"]),
+            "yes" if row["sealed"] else "no", share, f"[{_COLOURS[row['verdict']]}]{verdict}[/]",
         )  # fmt: skip
     out.print(shown)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.output import describe, out
@@ -92,10 +93,12 @@ def print_run(plain: dict[str, Any]) -> None:
     """Print one run."""
     out.print(f"[bold]{plain['run_id']}[/] in {plain['store']}")
     if plain["problem"]:
-        out.print(f"  [red]evidence problem[/] {plain['problem']}", markup=True)
+        out.print(f"  [red]evidence problem[/] {escape(plain['problem'])}")
     else:
         out.print(
-            f"  job {plain['job']}, {plain['steps']} steps, seed {plain['seed']}, {plain['compute']} -> {plain['grid']}"
+            f"  job {plain['job']}, {plain['steps']} steps, seed {plain['seed']}, "
+            f"{plain['compute']} -> {plain['grid']}",
+            markup=False,
         )
         out.print(f"  spec {plain['spec']}")
         table = Table("segment", "steps", "MB", "root")

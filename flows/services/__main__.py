@@ -14,7 +14,9 @@ from flows.services import processes, s3
 from flows.services.layout import Layout, open_layout
 from vt_core.errors import VtError
 
-POOLS = ("trainer", "auditor")
+# pool -> whose keys its workers get. Replays have a pool of their own: in the auditor pool, audits that wait for
+# their replays could take all the workers that should do them.
+POOLS = {"trainer": "trainer", "auditor": "auditor", "replayer": "auditor"}
 NAMES = ("worker-trainer", "worker-auditor", "prefect", "s3")
 
 
@@ -26,48 +28,67 @@ def main() -> int:
         "--folder", type=Path, default=Path(".vt/services"), help="data, logs and keys (default: %(default)s)"
     )
     parser.add_argument("--workers", type=int, default=1, help="workers of the auditor pool (default: %(default)s)")
+    parser.add_argument(
+        "--replayers", type=int, default=0,
+        help="workers for audits that fan out with replay_deployment=replay/default (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefect-port", type=int, default=None,
+        help="of a new folder: Prefect's port, 0 for any free one (default: 4200 if it is free)",
+    )  # fmt: skip
     given = parser.parse_args()
     settings.apply()
+    folder = given.folder.absolute()
     try:
-        return {"start": start, "stop": stop, "status": status}[given.command](given.folder.absolute(), given.workers)
+        if given.command == "start":
+            return start(folder, given.workers, given.replayers, given.prefect_port)
+        return stop(folder) if given.command == "stop" else status(folder)
     except (VtError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
 
 
-def start(folder: Path, workers: int) -> int:
+def start(folder: Path, workers: int = 1, replayers: int = 0, prefect_port: int | None = None) -> int:
     """Start what does not run yet: S3, Prefect, pools, deployments, workers. Safe to call again."""
-    layout = open_layout(folder)
-    (folder / "prefect-home").mkdir(exist_ok=True)
+    layout = open_layout(folder, prefect_port)
     processes.start(folder, "s3", s3.command(layout), {**_clean(), "GOMEMLIMIT": "400MiB", "HOME": str(folder)})
-    server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(layout.prefect_port)]
-    processes.start(folder, "prefect", [sys.executable, *server], _prefect(layout, {}))
+    start_prefect(layout)
     _say("waiting for the Prefect server (10 to 30 s) and SeaweedFS")
     Server(layout.api_url, None, folder / "prefect.log", None).wait()
     s3.wait_and_prepare(layout)
     for name in ("s3", "prefect"):
         processes.check_alive(folder, name)
     _deploy(layout)
-    for pool in POOLS:
-        for n in range(1, (workers if pool == "auditor" else 1) + 1):
+    counts = {"trainer": 1, "auditor": workers, "replayer": replayers}
+    for pool, party in POOLS.items():
+        for n in range(1, counts[pool] + 1):
             name = f"worker-{pool}" + (f"-{n}" if n > 1 else "")
             command = ["-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
             limit = ["--limit", "1", "--install-policy", "never"]
-            environment = _prefect(layout, layout.environment(pool))
+            environment = _prefect(layout, layout.environment(party))
             processes.start(folder, name, [sys.executable, *command, *limit], environment)
     _point_prefect_here(layout)
-    return status(folder, workers)
+    return status(folder)
 
 
-def stop(folder: Path, workers: int) -> int:
+def start_prefect(layout: Layout) -> None:
+    """Start the Prefect server unless it runs; its state is in SQLite, or where VT_DATABASE_URL says."""
+    (layout.path / "prefect-home").mkdir(exist_ok=True)
+    server = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(layout.prefect_port)]
+    processes.start(layout.path, "prefect", [sys.executable, *server], _prefect(layout, {}))
+
+
+def stop(folder: Path) -> int:
     """End just the processes that this folder started, workers first."""
     saved = sorted((p.stem for p in folder.glob("*.pid")), key=lambda n: (not n.startswith("worker"), n == "s3", n))
     for name in saved:
         _say(f"{name}: {'stopped' if processes.stop(folder, name) else 'was not running'}")
+    if (folder / "services.json").exists():
+        _point_prefect_away(open_layout(folder))
     return 0
 
 
-def status(folder: Path, workers: int) -> int:
+def status(folder: Path) -> int:
     """Say what runs and how to use it; exit code 3 if something does not run."""
     if not (folder / "services.json").exists():
         _say(f"no services in {folder}; start them with: make services")
@@ -88,14 +109,14 @@ def status(folder: Path, workers: int) -> int:
 def _deploy(layout: Layout) -> None:
     """Make pools and deployments; an existing one is brought up to date."""
     root = Path(__file__).parents[2]
-    environment = {**_prefect(layout, {}), "VT_HOME": str(root), "VT_STORE": layout.store}
+    environment = {
+        **_prefect(layout, {}),
+        "VT_HOME": str(root),
+        "VT_STORE": layout.store,
+        "VT_WORKSPACE": layout.workspace,
+    }
     program = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for pool in POOLS:
-        known = subprocess.run(
-            [*program, "work-pool", "inspect", pool], env=environment, capture_output=True, check=False
-        )
-        if known.returncode:
-            _run([*program, "work-pool", "create", pool, "--type", "process"], environment, root)
+    _run([sys.executable, "-m", "flows.services.pools", *POOLS], environment, root)
     _run([*program, "deploy", "--all"], environment, root)
 
 
@@ -109,7 +130,18 @@ def _point_prefect_here(layout: Layout) -> None:
     """Let the prefect command find this server when it is called in this folder, unless it has settings already."""
     settings_file = Path("prefect.toml")
     if not settings_file.exists():
-        settings_file.write_text(f'# written by make services\n[api]\nurl = "{layout.api_url}"\n', encoding="utf-8")
+        settings_file.write_text(_settings(layout), encoding="utf-8")
+
+
+def _point_prefect_away(layout: Layout) -> None:
+    """Remove the settings that :func:`_point_prefect_here` wrote: they would send `vt train` to a dead server."""
+    settings_file = Path("prefect.toml")
+    if settings_file.exists() and settings_file.read_text(encoding="utf-8") == _settings(layout):
+        settings_file.unlink()
+
+
+def _settings(layout: Layout) -> str:
+    return f'# written by make services\n[api]\nurl = "{layout.api_url}"\n'
 
 
 def _clean() -> dict[str, str]:

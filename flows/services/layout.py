@@ -68,6 +68,11 @@ class Layout:
             "VT_STORE": self.store,
         }
 
+    @property
+    def workspace(self) -> str:
+        """Where the workers keep what they work on (the deployments' ``workspace``)."""
+        return str(self.path / "work")
+
     def save(self) -> None:
         """Write ``services.json``, S3 configuration and one environment file a party, readable by the owner only."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -91,17 +96,24 @@ class Layout:
         }
 
 
-def open_layout(folder: Path) -> Layout:
-    """Return the layout saved in ``folder``, or make a new one on free ports (Prefect's is 4200 if it is free)."""
+def open_layout(folder: Path, prefect_port: int | None = None) -> Layout:
+    """Return the layout saved in ``folder``, or make a new one on free ports.
+
+    ``prefect_port``: of a new layout; None is 4200 if that is free, 0 any free port.
+    """
     saved = folder / "services.json"
     if saved.exists():
         plain = json.loads(saved.read_text(encoding="utf-8"))
         plain["keys"] = {k: tuple(v) for k, v in plain["keys"].items()}
         return Layout(**{**plain, "folder": str(folder.absolute())})
     ports = free_ports(len(S3_PORTS) + 1)
+    if prefect_port is None:
+        prefect_port = 4200 if is_free(4200) else ports[-1]
+    elif prefect_port == 0:
+        prefect_port = ports[-1]
     layout = Layout(
         folder=str(folder.absolute()),
-        prefect_port=4200 if is_free(4200) else ports[-1],
+        prefect_port=prefect_port,
         s3_ports=dict(zip(S3_PORTS, ports, strict=False)),
         keys={name: (secrets.token_hex(10).upper(), secrets.token_hex(20)) for name in IDENTITIES},
     )

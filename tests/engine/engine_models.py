@@ -140,6 +140,15 @@ JOBS: dict[str, Callable[[], TinyJob]] = {
     "softmax by hand": lambda: job_of(Softmax, SEQUENCES),
     "LSTM cells": lambda: job_of(lambda: Cells(_FirstOf(nn.LSTMCell(24, 16))), SEQUENCES),
     "GRU cells": lambda: job_of(lambda: Cells(nn.GRUCell(24, 16)), SEQUENCES),
+    "LSTM": lambda: job_of(
+        lambda: Named(
+            nn.LSTM(24, 8, 2, dropout=0.1, bidirectional=True, batch_first=True), lambda m, x: m(x)[0][:, -1]
+        ),
+        SEQUENCES,
+    ),
+    "GRU": lambda: job_of(
+        lambda: Named(nn.GRU(12, 8), lambda m, x: m(x.transpose(1, 2).transpose(0, 1))[1][0]), SEQUENCES
+    ),
     "biased convolution before batch norm": lambda: job_of(convolutions, IMAGES),
     "cancelling bias": lambda: TinyJob(cancelling, {"x": uneven(32, 3, 12, 12)}, mean_square, adam, batch_size=16),
     "group and instance norm": lambda: job_of(

@@ -133,6 +133,13 @@ def test_integers_stay_integers(name: str) -> None:
     assert found.dtype is torch.int64 and torch.equal(found, expected)
 
 
+def test_roots_of_whole_numbers_are_rounded_too() -> None:
+    """An integer tensor has no canonical form, but its square root is a floating result."""
+    for function in (lambda: torch.sqrt(torch.arange(1, 50)), lambda: torch.arange(1, 50) ** 0.3):
+        found = in_engine(function)
+        assert found.dtype is torch.float64 and torch.equal(found, found.float().double())
+
+
 def test_a_power_without_a_form_is_rounded_with_a_log() -> None:
     x = torch.from_numpy(arrays()[0])
     assert apply_form("pow", {"self": x, "exponent": 0.3}) is None
@@ -142,20 +149,29 @@ def test_a_power_without_a_form_is_rounded_with_a_log() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", ["sqrt", "rsqrt", "square", "lerp", "addcmul", "addcdiv"])
-def test_forms_on_nasty_values(name: str, dtype: type[np.floating[Any]]) -> None:
+@pytest.mark.parametrize(
+    "name", ["sqrt", "rsqrt", "square", "lerp", "lerp far", "addcmul", "addcdiv", "add", "sub", "rsub", "dropout"]
+)
+def test_forms_before_rounding_on_nasty_values(name: str, dtype: type[np.floating[Any]]) -> None:
     rng = np.random.default_rng(6)
     a, b, c = (nasty(rng, (11, 33), dtype) for _ in range(3))
     x, y, z = (torch.from_numpy(v) for v in (a, b, c))
-    weight = dtype(0.25)
+    weight = dtype(0.1)
+    far = dtype(1.0 - 0.9)
     arguments: dict[str, dict[str, Any]] = {
         "sqrt": {"self": x},
         "rsqrt": {"self": x},
         "square": {"self": x},
-        "lerp": {"self": x, "end": y, "weight": 0.25},
-        "addcmul": {"self": x, "tensor1": y, "tensor2": z, "value": 0.25},
-        "addcdiv": {"self": x, "tensor1": y, "tensor2": z, "value": 0.25},
+        "lerp": {"self": x, "end": y, "weight": 0.1},
+        "addcmul": {"self": x, "tensor1": y, "tensor2": z, "value": 0.1},
+        "addcdiv": {"self": x, "tensor1": y, "tensor2": z, "value": 0.1},
+        "lerp far": {"self": x, "end": y, "weight": 0.9},
+        "add": {"self": x, "other": y, "alpha": 0.1},
+        "sub": {"self": x, "other": y, "alpha": 0.1},
+        "rsub": {"self": x, "other": y, "alpha": 0.1},
+        "dropout": {"grad_output": x, "mask": y > 0, "scale": 0.1},
     }
+    operation = {"lerp far": "lerp", "dropout": "native_dropout_backward"}.get(name, name)
     with np.errstate(all="ignore"):
         expected = {
             "sqrt": lambda: np.sqrt(a),
@@ -164,8 +180,13 @@ def test_forms_on_nasty_values(name: str, dtype: type[np.floating[Any]]) -> None
             "lerp": lambda: a + (b - a) * weight,
             "addcmul": lambda: a + b * c * weight,
             "addcdiv": lambda: a + b / c * weight,
+            "lerp far": lambda: b - (b - a) * far,
+            "add": lambda: a + b * weight,
+            "sub": lambda: a - b * weight,
+            "rsub": lambda: b - a * weight,
+            "dropout": lambda: a * (b > 0) * weight,
         }[name]()
-    value = apply_form(name, arguments[name])
+    value = apply_form(operation, arguments[name])
     assert value is not None
     assert compare(value.numpy(), expected, False) == ""
 

@@ -256,11 +256,6 @@ def test_equal_values_keep_their_order_in_sorts_and_top_k() -> None:
         assert indices.tolist() == [[0, 1, 2]] * 4
 
 
-def test_roots_of_whole_numbers_are_rounded_too() -> None:
-    """An integer tensor has no canonical form, but its square root is a floating result."""
-    check(function_job(lambda x: x * torch.sqrt(torch.arange(1, 6)) + torch.arange(5) ** 0.3))
-
-
 def test_memory_does_not_grow_with_the_steps() -> None:
     job = TinyJob(lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.BatchNorm1d(5)), train={"steps": 40})
     few, many = train(job, 2).session, train(job, 30).session

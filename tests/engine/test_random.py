@@ -109,6 +109,19 @@ def test_values_depend_on_seed_step_and_place_and_on_nothing_else(name: str) -> 
         assert torch.equal(first, first.float().double()), "off the grid"
 
 
+@pytest.mark.parametrize(
+    "name", ["F.dropout", "torch.dropout", "dropout_", "F.dropout in place", "nn.Dropout", "attention"]
+)
+def test_dropout_is_one_operation_on_every_device(name: str) -> None:
+    """On a CPU it would be bernoulli_ and div_, on CUDA native_dropout: the traces would differ."""
+    job = TinyJob(
+        lambda: nn.Linear(6, 2),
+        objective=lambda model, batch: mean_square(model, batch) + FORMS[name]().sum(),
+    )
+    run = train(job, 1)
+    assert run.ran("aten.native_dropout") and not run.ran("aten.bernoulli")
+
+
 def test_torchs_own_generator_is_not_touched() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_support import TinyJob, assert_replays, floats, mean_square, train, whole
+from engine_support import TinyJob, assert_replays, floats, train, whole
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -165,23 +165,27 @@ def test_forcing_single_tensor_optimizers_changes_what_was_asked_for() -> None:
     assert_replays(asked, run)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_run_on_a_cpu_or_are_refused(kind: type[nn.RNNBase]) -> None:
-    """The plain form of a recurrent layer is a sequence of products and is rounded; a fused kernel is refused."""
+def test_a_projected_lstm() -> None:
+    projected = TinyJob(lambda: nn.LSTM(6, 4, proj_size=2), objective=lambda m, b: m(b["x"])[0].sum())
+    with pytest.raises(UnsupportedOperation, match=r"proj_size.*linear layer"):
+        train(projected, 1)
 
-    class Last(nn.Module):
+
+def test_packed_sequences_that_mean_a_fused_kernel() -> None:
+    class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cells = kind(3, 4, batch_first=True)
+            self.cells = nn.LSTM(3, 4, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.cells(x)[0][:, -1]
+            lengths = torch.full((len(x),), x.shape[1], device="cpu")
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return self.cells(packed)[1][0][0]
 
-    recurrent = TinyJob(Last, {"x": floats(16, 5, 3)}, mean_square)
+    recurrent = TinyJob(Packed, {"x": floats(16, 5, 3)})
     try:
         run = train(recurrent)
     except UnsupportedOperation as refusal:
-        assert "LSTMCell" in refusal.remedy and refusal.module == "cells"
+        assert "padded" in str(refusal) and refusal.module == "cells"
         return
-    assert run.ran("aten.addmm") or run.ran("aten.mm")
     assert_replays(recurrent, run)

@@ -43,6 +43,11 @@ def test_a_product_is_bounded_by_its_largest_term(name: str, arguments: dict[str
     assert scale_floors(name, arguments, 3) == (24.0, 24.0, 24.0)
 
 
+def test_a_product_is_bounded_with_its_factor() -> None:
+    arguments = {"self": tensor(100.0), "mat1": X, "mat2": Y, "alpha": -0.5, "beta": 3}
+    assert scale_floors("addmm", arguments, 1) == (12.0,)
+
+
 def test_sums_grow_like_a_random_walk_and_means_shrink() -> None:
     for n, factor in ((1, 1.0), (4096, 1.0), (1 << 14, 2.0), (1 << 20, 16.0)):
         x = torch.full((n,), -3.0, dtype=torch.float64)

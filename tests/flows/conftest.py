@@ -16,6 +16,11 @@ import yaml
 
 from flows.cli.server import prefect_server
 
+# At the end of the path: tests/flows must not be found before the package of the same name.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from support.services import Services
+
 
 @dataclass
 class Done:
@@ -72,3 +77,22 @@ def params(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def started_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    folder = tmp_path_factory.mktemp("services")
+    services = Services(folder / "s", folder)
+    try:
+        yield services
+    finally:
+        services.control("stop")
+
+
+@pytest.fixture(scope="module")
+def services(started_services: Services) -> Services:
+    """Running services (those of an earlier module if they still run), with two workers for replays."""
+    pids = started_services.pids()
+    if not pids or None in pids.values():
+        started_services.control("start", "--replayers", "2", "--prefect-port", "0")
+    return started_services

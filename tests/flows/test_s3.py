@@ -1,4 +1,4 @@
-"""The whole way over a real S3 server: evidence, artifacts and verdict lie in the bucket, the audit reads only there."""
+"""All the way over a real S3 server: evidence, artifacts and verdict are in the bucket, the audit reads only there."""
 
 from __future__ import annotations
 

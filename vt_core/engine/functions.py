@@ -1,9 +1,10 @@
 """Composite functions that PyTorch decomposes differently on each device get one common form here.
 
 ``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels that
-differ by device, shape and version; pooling to one pixel takes a step more in channels_last; gradient clipping uses
-multi-tensor kernels unless told otherwise. A ``TorchFunctionMode`` replaces them before they reach autograd, so that
-every device runs the same sequence of ATen operations. No model is edited.
+differ by device, shape and version; recurrent layers are fused kernels or loops; pooling to one pixel takes a step
+more in channels_last; gradient clipping uses multi-tensor kernels unless told otherwise. A ``TorchFunctionMode``
+replaces them before they reach autograd, so that every device runs the same sequence of ATen operations. No model is
+edited.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from vt_core.engine import recurrent
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -107,6 +110,10 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.dropout_: torch_dropout_,
     F.scaled_dot_product_attention: attention,
     F.adaptive_avg_pool2d: adaptive_avg_pool2d,
+    torch.lstm: recurrent.lstm,
+    torch.gru: recurrent.gru,
+    torch.lstm_cell: recurrent.lstm_cell,
+    torch.gru_cell: recurrent.gru_cell,
     # What torch.nn.utils.clip_grad_norm_ and clip_grad_value_ call; other multi-tensor kernels are refused.
     torch._foreach_norm: foreach_norm,
     torch._foreach_mul_: _each("mul_"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vt_core.engine import canonical, random_ops
+from vt_core.engine.cancellation import NORM_ORDER, first_floor, norm_floor
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.opclass import LAYOUT, TIE_ORDER, Treatment, refusal
 from vt_core.engine.plans import REFINED, Plan, by_name, make_plan, refine
@@ -238,13 +239,18 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
     """Round every floating output and every floating argument that was written, with the interval log."""
     arguments = by_name(plan, args, kwargs)
     written = mode.mutated(plan, args, kwargs)
-    floors = None if written else scale_floors(plan.name, arguments, 3)
+    floors = (0.0,) * 3 if plan.in_place else scale_floors(plan.name, arguments, 3)
+    first = 0.0 if plan.in_place else first_floor(plan.name, arguments)
     result = func(*args, **kwargs)
     place = mode.place(plan)
     done: set[int] = set()
-    for i, tensor in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
+    outputs = result if isinstance(result, (tuple, list)) else (result,)
+    for i in NORM_ORDER.get(plan.name, range(len(outputs))):
+        tensor = outputs[i]
         if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
-            floor = floors[i] if floors is not None and i < len(floors) else 0.0
+            if i == 0 and plan.name in NORM_ORDER:
+                first = norm_floor(arguments, outputs[2])
+            floor = max(floors[i] if i < len(floors) else 0.0, first if i == 0 else 0.0)
             mode.rounding.inexact(tensor, plan.op_class, floor, place)
             done.add(id(tensor))
     for tensor in written:

@@ -41,7 +41,8 @@ def scale_floors(name: str, arguments: dict[str, Any], outputs: int) -> tuple[fl
     """Return a lower bound of the scale (a magnitude, finite, >= 0) for each of the operation's outputs."""
     if name in _PRODUCTS:
         a, b = _PRODUCTS[name]
-        return (_product(arguments[a], arguments[b]),) * outputs
+        factor = abs(float(arguments.get("alpha", 1)))  # addmm and its kin scale the product
+        return (_finite(factor * _product(arguments[a], arguments[b])),) * outputs
     if name in ("sum", "mean", "cumsum"):
         return (_sum(arguments["self"], outputs_numel=None, mean=name == "mean"),) * outputs
     if name == "convolution_backward":

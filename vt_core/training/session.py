@@ -104,7 +104,8 @@ class Session:
         if rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = float(np.float32(rate))
-        optimizer.zero_grad(set_to_none=True)
+        # Of all parameters: a gradient left on one that the optimizer does not have would be hidden state.
+        self.model.zero_grad(set_to_none=True)
         before = storages(self.model, optimizer)
         with self._engine(rounding):
             self.tracker.phase = "forward"
