@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import ArtifactStore
+from tasks.in_use import in_use
 from tasks.report_inputs import ReportInputs, collect, fetch_inputs
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments
@@ -47,9 +48,8 @@ class Auditor:
     @contextmanager
     def open(self) -> Iterator[Auditor]:
         """Hold the DVC process; the fetched artifacts are removed at the end unless ``keep`` is set."""
-        self.workspace.mkdir(parents=True, exist_ok=True)
         try:
-            with self.artifacts:
+            with in_use(self.workspace), self.artifacts:
                 yield self
         finally:
             if not self.keep:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import ArtifactStore
+from tasks.in_use import in_use
 from tasks.params import Params
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments, segment_folder
 from tasks.store import open_store
-from vt_core.errors import EvidenceError, SpecError
+from vt_core.errors import EvidenceError, SpecError, VtError
 from vt_core.evidence.merkle import root
 from vt_core.evidence.records import Seal, SegmentRecord
 from vt_core.training.checkpoint import load_checkpoint
@@ -47,7 +48,7 @@ class Trainer:
     @contextmanager
     def open(self) -> Iterator[Trainer]:
         """Hold the engine's settings and the DVC process."""
-        with self.artifacts, self.session.open():
+        with in_use(self.workspace), self.artifacts, self.session.open():
             yield self
 
     def begin(self) -> int:
@@ -165,7 +166,7 @@ class Trainer:
         try:
             if file_table(folder) == {k: dict(v) for k, v in record.files.items()}:
                 return folder
-        except (OSError, EvidenceError):
+        except (OSError, VtError):  # not here, or not whole: the store has it
             pass
         folders, errors = fetch_segments(self.artifacts, self.workspace, [record], "fetched")
         if errors:

@@ -211,6 +211,32 @@ def report(
             print_report(plain)
 
 
+@app.command(epilog="Example: vt gc --store s3://evidence/prod --workspace .vt")
+def gc(
+    store: StoreOption = None,
+    params: ParamsOption = Path("params.yaml"),
+    workspace: WorkspaceOption = Path(".vt"),
+    abandoned: Annotated[
+        list[str] | None, typer.Option("--abandoned", help="An unsealed run that nobody will go on with; repeatable.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete what is shown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what could be deleted: old workspaces, leftovers of killed audits, artifacts that are no evidence.
+
+    Nothing is deleted without --yes, and never an artifact that a commitment of any run names.
+    """
+    with command(as_json, False, None):
+        from flows.cli.gc import collect, print_garbage
+        from tasks.store import open_store
+
+        plain = collect(open_store(_store_url(store, params)), workspace, abandoned or [], yes)
+        if as_json:
+            print_json(plain)
+        else:
+            print_garbage(plain)
+
+
 @app.command(epilog="Example: vt doctor --store file://$PWD/store")
 def doctor(
     store: StoreOption = None,

@@ -157,3 +157,20 @@ def test_store_path_is_relative_to_the_parameter_file(tmp_path):
     (tmp_path / "p.yaml").write_text("job: {reference: 'a:B'}\nstore: ./s\ndata: {location: d}\n")
     loaded = load_params(tmp_path / "p.yaml")
     assert Path(str(loaded.store)) == tmp_path / "s" and Path(str(loaded.location)) == tmp_path / "d"
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_on_a_machine_that_has_nothing_of_it(vt, params, tmp_path):
+    """The first trainer's disk is gone: the store alone is enough to go on, and the bits are the same."""
+    path = params(steps=6, segment_steps=2)
+    whole = vt("train", "--params", str(path), "--run-id", "whole", "--json")
+    assert whole.code == 0, whole.err
+    # As if the first trainer had died after segment 2: its later commitments and its workspace are not there.
+    assert vt("train", "--params", str(path), "--run-id", "moved", "--json").code == 0
+    commitments = tmp_path / "store/commitments/runs/moved"
+    (commitments / "segments/00003.json").unlink()
+    (commitments / "seal.json").unlink()
+    done = vt("train", "--params", str(path), "--run-id", "moved", "--workspace", "elsewhere", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state_digest"] == whole.json["state_digest"]
+    assert done.json["steps"] == 6 and done.json["log_bytes"] == whole.json["log_bytes"]

@@ -260,7 +260,8 @@ def test_metrics_that_are_not_the_committed_ones_leave_a_note(audited, tmp_path,
     run = audited.inputs.run
     record = run.records[1]
     good = rows(record.first_step, record.last_step)
-    data = {"changed": good[:-3] + b"1" + good[-2:], "malformed": b'{"steps":[]}'}.get(kind, good)
+    better = rows(record.first_step, record.last_step, loss=(0.25).hex())  # well formed, but not what was committed
+    data = {"changed": better, "malformed": b'{"steps":[]}'}.get(kind, good)
     promised = data if kind == "malformed" else good
     entry = {"sha256": sha256_bytes(promised), "size": len(promised)}
     changed = dataclasses.replace(record, files={**record.files, METRICS: entry})
