@@ -10,7 +10,7 @@ export DO_NOT_TRACK = 1
 # Threads that spin while they wait steal the core from those that work.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo test lint format bench services services-stop clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,8 +33,14 @@ format: $(VENV)/.installed-dev  ## put the code into the common style
 bench: $(VENV)/.installed-dev  ## measure; see bench/README.md
 	$(BIN)/python -m bench
 
-clean:  ## remove what commands leave behind, not the environment
-	rm -rf .vt store .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+services: $(VENV)/.installed-dev  ## start S3, Prefect, workers and deployments on this machine
+	$(BIN)/python -m flows.services start
+
+services-stop:  ## end what `make services` started
+	$(BIN)/python -m flows.services stop
+
+clean:  ## remove caches; never evidence, runs or services (.vt, store) nor the environment
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from prefect.artifacts import (
@@ -48,8 +49,7 @@ class AuditArtifacts:
         for done, index in enumerate(chosen, 1):
             yield index
             if artifact is not None:
-                percent = 100.0 * done / len(chosen)
-                _quietly(lambda p=percent: update_progress_artifact(artifact_id=artifact, progress=p))
+                _quietly(partial(update_progress_artifact, artifact, 100.0 * done / len(chosen)))
 
     def conclude(self, verdict: Mapping[str, Any]) -> None:
         """Show the verdict as text and its segments as a table."""

@@ -19,7 +19,13 @@ from tasks.store import DvcRemote
 from vt_core.errors import StoreError
 
 _FILES = "files/md5"
-_NO_LOCK = {"NoSuchObjectLockConfiguration", "ObjectLockConfigurationNotFoundError", "InvalidRequest"}
+# What AWS and SeaweedFS answer for an object, or a bucket, without retention or legal hold.
+_NO_LOCK = {
+    "NoSuchObjectLockConfiguration",
+    "NoSuchObjectLegalHold",
+    "ObjectLockConfigurationNotFoundError",
+    "InvalidRequest",
+}
 _UNKNOWN_TO_SERVER = {"NotImplemented", "MethodNotAllowed"}
 
 
@@ -123,7 +129,6 @@ class _S3Bin:
             return answer
         except botocore.exceptions.ClientError as error:
             code = error.response.get("Error", {}).get("Code")
-            print("CODE", code, call)
             return {} if code in _NO_LOCK | _UNKNOWN_TO_SERVER else None
 
     @contextmanager

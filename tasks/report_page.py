@@ -35,7 +35,7 @@ def coverage(facts: Facts) -> str:
     share = f"{facts.replayed / facts.total:.0%}" if facts.replayed < facts.total else "100%"
     tiles = [("segments replayed", f"{facts.replayed} of {facts.total}"), ("share of the run", share)]
     for bad, chance in facts.chances:
-        tiles.append((f"would meet {'a' if bad == 1 else f'one of {bad}'} bad", f"{chance:.1%}"))
+        tiles.append((f"chance, if {bad} {'was' if bad == 1 else 'were'} bad", f"{chance:.1%}"))
     seen = {s.result for s in facts.segments}
     counts = {r: sum(s.result == r for s in facts.segments) for r in seen} | {"none": facts.total - facts.replayed}
     legend = "".join(
@@ -44,8 +44,7 @@ def coverage(facts: Facts) -> str:
     return _section(
         "What was replayed",
         f'{_list(tiles, "tiles")}{strip(facts)}<p class="legend">{legend}</p>{_segment_table(facts)}'
-        '<p class="soft">"Would meet": the chance that a sample of this size holds a bad segment, had one (two, five) '
-        "of them been bad.</p>",
+        '<p class="soft">"Chance": that a random sample of this size holds a bad segment.</p>',
     )
 
 

@@ -51,7 +51,7 @@ def main() -> int:
 def start(folder: Path, workers: int = 1, replayers: int = 0, prefect_port: int | None = None) -> int:
     """Start what does not run yet: S3, Prefect, pools, deployments, workers. Safe to call again."""
     layout = open_layout(folder, prefect_port)
-    processes.start(folder, "s3", s3.command(layout), {**_clean(), "GOMEMLIMIT": "400MiB", "HOME": str(folder)})
+    start_s3(layout)
     start_prefect(layout)
     _say("waiting for the Prefect server (10 to 30 s) and SeaweedFS")
     Server(layout.api_url, None, folder / "prefect.log", None).wait()
@@ -60,15 +60,26 @@ def start(folder: Path, workers: int = 1, replayers: int = 0, prefect_port: int 
         processes.check_alive(folder, name)
     _deploy(layout)
     counts = {"trainer": 1, "auditor": workers, "replayer": replayers}
-    for pool, party in POOLS.items():
+    for pool in POOLS:
         for n in range(1, counts[pool] + 1):
-            name = f"worker-{pool}" + (f"-{n}" if n > 1 else "")
-            command = ["-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
-            limit = ["--limit", "1", "--install-policy", "never"]
-            environment = _prefect(layout, layout.environment(party))
-            processes.start(folder, name, [sys.executable, *command, *limit], environment)
+            start_worker(layout, pool, n)
     _point_prefect_here(layout)
     return status(folder)
+
+
+def start_s3(layout: Layout) -> None:
+    """Start the S3 server unless it runs."""
+    environment = {**_clean(), "GOMEMLIMIT": "400MiB", "HOME": layout.folder}
+    processes.start(layout.path, "s3", s3.command(layout), environment)
+
+
+def start_worker(layout: Layout, pool: str, number: int = 1) -> None:
+    """Start a worker of ``pool`` unless it runs; its environment holds the keys of that pool's party only."""
+    name = f"worker-{pool}" + (f"-{number}" if number > 1 else "")
+    command = ["-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", name]
+    limit = ["--limit", "1", "--install-policy", "never"]
+    environment = _prefect(layout, layout.environment(POOLS[pool]))
+    processes.start(layout.path, name, [sys.executable, *command, *limit], environment)
 
 
 def start_prefect(layout: Layout) -> None:
@@ -107,7 +118,7 @@ def status(folder: Path) -> int:
 
 
 def _deploy(layout: Layout) -> None:
-    """Make pools and deployments; an existing one is brought up to date."""
+    """Make pools, the automation and deployments; existing deployments are brought up to date."""
     root = Path(__file__).parents[2]
     environment = {
         **_prefect(layout, {}),
@@ -160,6 +171,7 @@ def _prefect(layout: Layout, extra: dict[str, str]) -> dict[str, str]:
         "PREFECT_HOME": str(layout.path / "prefect-home"),
         "PREFECT_LOGGING_LEVEL": "INFO",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # see pools.py
         **database,
         **extra,
     }

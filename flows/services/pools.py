@@ -1,17 +1,30 @@
 """``python -m flows.services.pools NAME...``: make process work pools on the server that PREFECT_API_URL names.
 
-One process for all of them: each call of the ``prefect`` command would cost some seconds. A pool that exists is left
-as it is, with whatever limits its operator has set.
+Also the automation that ends flow runs whose process has died without a word (a killed worker, a lost host): Prefect
+believes in such a run for ever, and it would keep the place of a deployment that allows one run at a time.
+
+One process for all of it: each call of the ``prefect`` command would cost some seconds. What exists is left as it is,
+with whatever limits its operator has set.
 """
 
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 from prefect import get_client
+from prefect.automations import Automation
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
+
+AUTOMATION = "crash-runs-without-heartbeat"
+HEARTBEAT_S = 30  # the workers' PREFECT_FLOWS_HEARTBEAT_FREQUENCY; Prefect takes no less
+SILENCE_S = 150
+_ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def make_pools(names: list[str]) -> list[str]:
@@ -28,5 +41,34 @@ def make_pools(names: list[str]) -> list[str]:
     return made
 
 
+def make_automation() -> bool:
+    """Make the automation that marks silent runs as crashed unless it exists; tells whether it was made.
+
+    If it hits a run that is alive (the server was away for long), nothing is lost: the training goes on, and of two
+    trainers of one run, one wins.
+    """
+    try:
+        Automation.read(name=AUTOMATION)
+        return False
+    except ValueError:
+        pass
+    Automation(
+        name=AUTOMATION,
+        description=f"A flow run that has been silent for {SILENCE_S} s is dead.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENCE_S),
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: its process is gone")],
+    ).create()
+    return True
+
+
 if __name__ == "__main__":
-    print("made:", ", ".join(make_pools(sys.argv[1:])) or "nothing")
+    print("pools made:", ", ".join(make_pools(sys.argv[1:])) or "none")
+    print("automation made:", make_automation())

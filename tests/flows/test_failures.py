@@ -18,13 +18,14 @@ import pytest
 from support.services import Services, wait_for
 
 from flows.services import processes
+from flows.services.__main__ import start_prefect, start_s3, start_worker
 from tasks.params import load_params
 from tasks.training import trainer_from_params
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = {"steps": 40, "segment_steps": 4}
-SEGMENTS = 11  # the initialisation is the first
+STEPS = {"steps": 24, "segment_steps": 3}
+SEGMENTS = 9  # the initialisation is the first
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_worker_killed_in_the_middle_of_a_run(services: Services, undisturbed: s
     there = published(services, "killed")
     assert 2 <= there < SEGMENTS, "the kill came too late to test anything"
 
-    assert "worker-trainer: running" in services.control("start", "--replayers", "2")
+    start_worker(services.layout, "trainer")
     # Prefect goes on believing in the dead run, and the deployment allows one at a time: see docs/operations.md.
     crash = (
         "from prefect import get_client; from prefect.states import Crashed\n"
@@ -114,7 +115,7 @@ def test_prefect_server_restarted_during_a_run(services: Services, undisturbed: 
     wait_for(lambda: published(services, "restarted") >= 2, 120, "the first segments")
     assert processes.stop(services.folder, "prefect")
     at_stop = published(services, "restarted")
-    services.control("start", "--replayers", "2")
+    start_prefect(services.layout)
     assert at_stop < SEGMENTS, "the server was stopped too late to test anything"
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
@@ -130,7 +131,7 @@ def test_s3_stopped_during_a_push(services: Services, undisturbed: str, training
     while time.monotonic() - began < 15:
         assert process.poll() is None, process.communicate()
         time.sleep(0.5)
-    services.control("start", "--replayers", "2")
+    start_s3(services.layout)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     assert json.loads(out)["state_digest"] == undisturbed
@@ -139,10 +140,10 @@ def test_s3_stopped_during_a_push(services: Services, undisturbed: str, training
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """A file system of 700 kB."""
     folder = tmp_path / "small disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "vt-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=700k", "vt-test", str(folder)]
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small tmpfs")
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
@@ -160,6 +161,7 @@ def test_disk_full_while_a_log_is_written(services: Services, undisturbed: str, 
     full = services.vt("trainer", *command)
     assert full.returncode == 3, full.stdout + full.stderr
     said = json.loads(full.stdout)["error"]
+    print(said)
     assert "free space" in said or "No space left" in said, said
     assert "Traceback" not in full.stderr
     there = published(services, "full")

@@ -188,6 +188,12 @@ def test_every_kind_of_verdict_has_its_sentence(change, says):
     assert says in check_page(report_html({**REJECTED, **change}, NOTHING)).text
 
 
+def test_a_store_that_came_to_hold_another_run_is_told(audited):
+    says = "now holds another root than this verdict names"
+    assert says in check_page(report_html({**audited.verdict, "root": "0" * 64}, audited.inputs)).text
+    assert says not in Page(audited.html).text
+
+
 def hostile(value: Any) -> Any:
     if isinstance(value, dict):
         return {
