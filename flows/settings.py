@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 
 def apply(verbose: bool = False) -> None:
@@ -18,5 +20,27 @@ def apply(verbose: bool = False) -> None:
     }
     if not verbose:
         defaults |= {"PREFECT_LOGGING_LEVEL": "CRITICAL", "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL"}
+    if "PREFECT_HOME" not in os.environ and not _can_write(Path("~/.prefect").expanduser()):
+        # With a home that cannot be written Prefect's temporary server would be waited for in vain.
+        defaults["PREFECT_HOME"] = str(_private_folder())
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _can_write(folder: Path) -> bool:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _private_folder() -> Path:
+    """Return a folder of this user's among the temporary ones, the same each time unless somebody else has it."""
+    folder = Path(tempfile.gettempdir()) / f"vt-prefect-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} is not private")
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="vt-prefect-"))
+    return folder
