@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from prefect.artifacts import (
+    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -50,6 +51,11 @@ class AuditArtifacts:
             yield index
             if artifact is not None:
                 _quietly(partial(update_progress_artifact, artifact, 100.0 * done / len(chosen)))
+
+    def link(self, url: str, text: str) -> None:
+        """Show where the stored verdict lies."""
+        key = artifact_key("audit-verdict-link", self._run_id)
+        _quietly(lambda: create_link_artifact(link=url, link_text=text, key=key))
 
     def conclude(self, verdict: Mapping[str, Any]) -> None:
         """Show the verdict as text and its segments as a table."""

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_logger
 
 from flows.artifacts import AuditArtifacts
+from flows.observing import observed, segment_tags, store_tags
 from flows.replay import replay_elsewhere
 from tasks.auditing import Auditor
 from tasks.runs import RunStore
@@ -24,6 +25,7 @@ from vt_core.verify.verdict import SegmentResult
 
 @task(
     task_run_name="prepare", cache_policy=NO_CACHE, persist_result=False, retries=2, retry_delay_seconds=[2, 10],
+    timeout_seconds=6 * 3600,
     retry_condition_fn=lambda task, run, state: not isinstance(getattr(state, "data", None), EvidenceError),
 )  # fmt: skip
 def prepare(auditor: Auditor, segments: str, fetch: bool) -> list[int]:
@@ -49,9 +51,10 @@ def run_audit(
     to write a report; the verdict then says under ``report`` where it is, None if it could not be written.
     """
     shown = AuditArtifacts(auditor.run.run_id)
-    with auditor.open():
+    with observed(auditor.run.run_id, "audit"), auditor.open():
         try:
-            chosen = prepare(auditor, segments, fetch=elsewhere is None)
+            with store_tags():
+                chosen = prepare(auditor, segments, fetch=elsewhere is None)
         except EvidenceError as error:
             verdict = auditor.without_replay(error)
         else:
@@ -60,9 +63,11 @@ def run_audit(
             else:
                 results = []
                 for index in shown.progress(chosen):
-                    results.append(replay_segment(auditor, index))
+                    with segment_tags(index):
+                        results.append(replay_segment(auditor, index))
             verdict = auditor.conclude(results)
         shown.conclude(verdict)
+        shown.link(f"{auditor.run.store.verdicts.url}/{verdict['stored_as']}", "the stored verdict")
         if report is not None:
             verdict["report"] = _write_report(auditor, verdict, report)
         return verdict

@@ -12,6 +12,7 @@ from prefect.context import get_run_context
 from prefect.deployments import run_deployment
 from prefect.logging import get_run_logger
 
+from flows.observing import observed, segment_tags
 from tasks.auditing import Auditor
 from tasks.replays import ReplayBoard
 from tasks.runs import RunStore
@@ -37,7 +38,7 @@ def replay(
     """Replay segment ``index`` for audit ``audit`` and leave the result in the store; returns what it says."""
     run = RunStore(open_store(store), run_id)
     auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device)
-    with auditor.open():
+    with observed(run_id, f"replay-{index}"), segment_tags(index), auditor.open():
         try:
             auditor.prepare(str(index))
             result = auditor.replay(index)

@@ -10,11 +10,15 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from flows.observing import observed, segment_tags, store_tags
 from tasks.params import load_params
 from tasks.training import Trainer, trainer_from_params
 from vt_core.errors import SpecError
 from vt_core.evidence.records import Seal, SegmentRecord
 from vt_core.training.segment import Segment
+
+STORE_TIMEOUT_S = 6 * 3600
+"""A transfer that takes longer than this hangs; it is tried again."""
 
 # A training step is never cached: an equal tensor would not hit the cache, and an unequal one must not.
 
@@ -27,7 +31,7 @@ def train_segment(trainer: Trainer, index: int) -> Segment:
 
 @task(
     task_run_name="publish-segment-{index}", cache_policy=NO_CACHE, persist_result=False,
-    retries=3, retry_delay_seconds=[2, 10, 30], retry_jitter_factor=0.5,
+    retries=3, retry_delay_seconds=[2, 10, 30], retry_jitter_factor=0.5, timeout_seconds=STORE_TIMEOUT_S,
     retry_condition_fn=lambda task, run, state: not isinstance(_error(state), SpecError),
 )  # fmt: skip
 def publish_segment(trainer: Trainer, index: int, segment: Segment) -> SegmentRecord:
@@ -44,9 +48,12 @@ def seal_run(trainer: Trainer) -> Seal:
 def run_segments(trainer: Trainer) -> dict[str, Any]:
     """Train, publish and seal what is missing of a run; returns the summary. Call it inside a flow."""
     started = time.perf_counter()
-    with trainer.open():
+    with observed(trainer.run.run_id, "train"), trainer.open():
         for index in range(trainer.begin(), trainer.published.segment_count):
-            publish_segment(trainer, index, train_segment(trainer, index))
+            with segment_tags(index):
+                segment = train_segment(trainer, index)
+                with store_tags():
+                    publish_segment(trainer, index, segment)
         summary = trainer.summary(seal_run(trainer), time.perf_counter() - started)
     # Starts an audit where a deployment listens for it (prefect.yaml); elsewhere it is only a note.
     emit_event(
@@ -57,7 +64,7 @@ def run_segments(trainer: Trainer) -> dict[str, Any]:
     return summary
 
 
-@flow(name="train", flow_run_name="train-{run_id}", persist_result=False, validate_parameters=False)
+@flow(name="train", persist_result=False, validate_parameters=False)
 def train(
     params: str = "params.yaml", store: str | None = None, run_id: str | None = None, workspace: str = ".vt"
 ) -> dict[str, Any]:

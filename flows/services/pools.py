@@ -21,6 +21,8 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
+from flows.observing import STORE_LIMIT
+
 AUTOMATION = "crash-runs-without-heartbeat"
 HEARTBEAT_S = 30  # the workers' PREFECT_FLOWS_HEARTBEAT_FREQUENCY; Prefect takes no less
 SILENCE_S = 150
@@ -69,6 +71,13 @@ def make_automation() -> bool:
     return True
 
 
+def limit_store(slots: int = 4) -> None:
+    """Let at most ``slots`` tasks move data to or from the store at once, over all workers."""
+    with get_client(sync_client=True) as client:
+        client.create_concurrency_limit(tag=STORE_LIMIT, concurrency_limit=slots)
+
+
 if __name__ == "__main__":
+    limit_store()
     print("pools made:", ", ".join(make_pools(sys.argv[1:])) or "none")
     print("automation made:", make_automation())

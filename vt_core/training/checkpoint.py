@@ -19,8 +19,11 @@ _MAX_SCALARS_BYTES = 64 << 20
 
 
 def save_checkpoint(state: State, directory: Path) -> None:
-    """Write a state into ``directory``."""
-    save_file(state.tensors, directory / TENSORS)
+    """Write a state into ``directory``. Raises OSError if that cannot be done, for example on a full disk."""
+    try:
+        save_file(state.tensors, directory / TENSORS)
+    except SafetensorError as error:  # safetensors does not say it by an OSError
+        raise OSError(f"cannot write {directory / TENSORS}: {error}") from error
     (directory / SCALARS).write_bytes(dumps({"step": state.step, "scalars": state.scalars}))
 
 
