@@ -19,8 +19,8 @@ def prepare_bucket(
     """Make ``bucket`` unless it exists, switch versioning on, and deny deletion. Raises StoreError.
 
     Needs an administrator's keys. With versions kept and deletion denied the first version of a commitment stays
-    for ever, and readers take the first (see ``tasks.store_s3``). With ``retention_days`` each object is also locked for
-    so long (Object Lock, governance mode), which holds against whoever can change the policy.
+    for ever, and readers take the first (see ``tasks.store_s3``). With ``retention_days`` each object is also
+    locked for so long (Object Lock, governance mode), which holds against whoever can change the policy.
     """
     client = boto3.session.Session().client(
         "s3",
