@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def run_demo(workspace: Path, profile: str, as_json: bool, verbose: bool) -> int
     say("[bold]Verifiable training, the whole story[/]")
     say("\n[bold]1.[/] Plain training, the same program, data and seed, on two kinds of floating point ...")
     with prefect_server(folder / "prefect", verbose) as server:
-        for name in ("default", profile):
-            _part("plain", folder, name, {}, verbose)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda name: _part("plain", folder, name, {}, verbose), ("default", profile)))
         difference = _plain_difference(folder, profile)
         say(
             f"   {difference['differing']} of {difference['parameters']} parameters differ between the profiles "

@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.observing import STORE_LIMIT
@@ -72,9 +72,12 @@ def make_automation() -> bool:
 
 
 def limit_store(slots: int = 4) -> None:
-    """Let at most ``slots`` tasks move data to or from the store at once, over all workers."""
+    """Let at most ``slots`` tasks move data to or from the store at once, over all workers, unless a limit is set."""
     with get_client(sync_client=True) as client:
-        client.create_concurrency_limit(tag=STORE_LIMIT, concurrency_limit=slots)
+        try:
+            client.read_concurrency_limit_by_tag(tag=STORE_LIMIT)
+        except ObjectNotFound:
+            client.create_concurrency_limit(tag=STORE_LIMIT, concurrency_limit=slots)
 
 
 if __name__ == "__main__":
