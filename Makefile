@@ -49,7 +49,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "installing into $(VENV): about 2 GB, one to six minutes"
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) $(VENV)/.installed
