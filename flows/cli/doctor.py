@@ -58,6 +58,7 @@ def _device(device: str) -> str:
 
 def _exact_operations(device: str) -> str:
     import torch
+
     from vt_core.engine.proof import check_device
 
     results = check_device(torch.device(device))
