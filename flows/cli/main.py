@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -290,6 +291,14 @@ def command(as_json: bool, verbose: bool, profile: str | None) -> Iterator[None]
         if verbose:
             raise
         fail(f"{error} (--verbose shows more)", type(error).__name__, as_json)
+    except Exception as error:
+        # Anything else is a fault of ours and shows its traceback; code 1 would otherwise pass for a verdict.
+        if verbose or type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "prefect"):
+            raise
+        fail(
+            f"the Prefect server failed or went away ({error}); start the same command again with the same --run-id",
+            type(error).__name__, as_json,
+        )  # fmt: skip
 
 
 def reexecute(profile: str) -> None:
@@ -324,8 +333,9 @@ def main() -> None:
     except Exception as error:
         show_usage = getattr(error, "show", None)  # a usage error, of a class that Typer keeps to itself
         if show_usage is None:
-            raise
-        show_usage()
+            traceback.print_exc()  # a fault of ours; Python's own exit code 1 would pass for the verdict "rejected"
+        else:
+            show_usage()
         raise SystemExit(EXIT_ERROR) from None
 
 

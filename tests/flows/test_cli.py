@@ -174,3 +174,15 @@ def test_a_run_is_resumed_on_a_machine_that_has_nothing_of_it(vt, params, tmp_pa
     assert done.code == 0, done.err
     assert done.json["state_digest"] == whole.json["state_digest"]
     assert done.json["steps"] == 6 and done.json["log_bytes"] == whole.json["log_bytes"]
+
+
+def test_a_fault_of_ours_does_not_pass_for_a_verdict(monkeypatch, capsys):
+    from flows.cli import main
+
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(main, "app", broken)
+    with pytest.raises(SystemExit) as stop:
+        main.main()
+    assert stop.value.code == 3 and "a bug" in capsys.readouterr().err
