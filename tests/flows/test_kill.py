@@ -17,7 +17,7 @@ KILLS = 10
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_arbitrary_moments_ends_in_the_same_bits(vt, params, vt_environment, tmp_path):
-    path = params(steps=60, segment_steps=5)
+    path = params(steps=400, segment_steps=10)
     undisturbed = vt("train", "--params", str(path), "--run-id", "undisturbed", "--json")
     assert undisturbed.code == 0, undisturbed.err
 
@@ -38,7 +38,7 @@ def test_killed_at_arbitrary_moments_ends_in_the_same_bits(vt, params, vt_enviro
         process.wait()
         folder = tmp_path / "store/commitments/runs/killed/segments"
         published.append(len(list(folder.glob("*.json"))) if folder.exists() else 0)
-    assert published[-1] < 13, f"the run was finished before the last kill: {published}"
+    assert published[-1] < 41, f"the run was finished before the last kill: {published}"
     assert published[-1] > 0, f"no kill hit the training: {published}"
 
     finished = vt("train", "--params", str(path), "--run-id", "killed", "--json")
