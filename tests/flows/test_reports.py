@@ -72,13 +72,14 @@ def test_a_server_that_is_not_there_changes_nothing(tmp_path):
 
 
 def artifacts(environment: dict[str, str], run_id: str) -> dict[str, Any]:
-    """Return type -> artifact of a run, as the server has them."""
+    """Return kind -> artifact of a run, as the server has them; a link is stored as markdown too."""
     request = urllib.request.Request(
         f"{environment['PREFECT_API_URL']}/artifacts/filter", b"{}", {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         found = json.loads(answer.read())
-    return {a["type"]: a for a in found if a["key"] and a["key"].endswith(run_id)}
+    mine = [a for a in found if a["key"] and a["key"].endswith(run_id)]
+    return {"link" if "-link-" in a["key"] else a["type"]: a for a in mine}
 
 
 @pytest.mark.slow
@@ -94,7 +95,8 @@ def test_audit_with_a_report_and_report_alone(vt, params, tmp_path, vt_environme
     assert "Verified: 2 of 3 segments" in page and page.count("<svg") == 2
 
     shown = artifacts(vt_environment, "told")
-    assert set(shown) == {"progress", "markdown", "table"}
+    assert set(shown) == {"progress", "markdown", "table", "link"}
+    assert f"{url}/verdicts/runs/told/" in shown["link"]["data"]
     assert shown["progress"]["data"] == 100.0
     assert "Verified" in shown["markdown"]["data"] and "2 of 3 segments" in shown["markdown"]["data"]
     assert [row["segment"] for row in json.loads(shown["table"]["data"])] == [1, 2]
