@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.services.layout import free_ports
 from vt_core.errors import VtError
 
 _START_TIMEOUT_S = 180
@@ -54,9 +54,7 @@ def prefect_server(home: Path, verbose: bool = False) -> Iterator[Server]:
         yield Server(url.rstrip("/"), None, None, None)
         return
     home.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports(1)[0]
     log = home / "server.log"
     environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"}
     with log.open("wb") as sink:

@@ -9,7 +9,6 @@ import torch
 
 from vt_core.engine.opclass import (
     GRID_PRESERVING_IN_PLACE,
-    SELECTION,
     SILENT_MUTATIONS,
     UNMARKED_VIEWS,
     Treatment,
@@ -92,8 +91,3 @@ REFINED = frozenset(
 def by_name(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments by schema name; those left at their default are absent."""
     return {**dict(zip(plan.argument_names, args, strict=False)), **kwargs}
-
-
-def is_selection(plan: Plan) -> bool:
-    """Whether every result element is a copy of an input element or a constant."""
-    return plan.name in SELECTION
