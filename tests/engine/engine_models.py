@@ -181,6 +181,10 @@ JOBS: dict[str, Callable[[], TinyJob]] = {
         lambda: nn.Sequential(nn.Embedding(20, 16, padding_idx=0), nn.Flatten(), nn.Linear(144, 4)), TOKENS,
         by_target(F.cross_entropy),
     ),
+    "label smoothing": lambda: job_of(
+        lambda: nn.Sequential(nn.Embedding(20, 16, padding_idx=0), nn.Flatten(), nn.Linear(144, 4)), TOKENS,
+        by_target(lambda p, y: F.cross_entropy(p, y, label_smoothing=0.1)),
+    ),
     "embedding bag": lambda: job_of(
         lambda: nn.Sequential(nn.EmbeddingBag(20, 16, mode="mean"), nn.Linear(16, 4)), TOKENS,
         by_target(lambda p, y: F.nll_loss(F.log_softmax(p, 1), y, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]))),

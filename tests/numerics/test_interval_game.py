@@ -23,6 +23,7 @@ from vt_core.numerics import (
     trainer_round_,
 )
 from vt_core.numerics.grid import lattice_index, lattice_value
+from vt_core.numerics.result import MAX_FINDINGS
 from vt_core.numerics.scale import absolute_part, acceptable_scales, scale_exponent
 
 HONEST = Fraction(999, 1000)
@@ -273,6 +274,19 @@ def test_forged_entries_are_found_and_not_obeyed(module: object, name: str) -> N
     assert [(f.kind, f.position) for f in audit.findings] == [("implausible", 1)]
     assert (audit.finding_count, audit.entries, audit.disagreements) == (1, 0, 0)
     assert torch.equal(bits(x), bits(expected))
+
+
+@pytest.mark.parametrize("module", [kernels, reference])
+@pytest.mark.parametrize("kind", ["implausible", "position"])
+def test_a_flood_of_forged_entries_is_counted_and_costs_little(module: object, kind: str) -> None:
+    """A hostile log may hold millions of them: only the first are described."""
+    count = 300_000
+    x = torch.full((count,), 1.0, dtype=torch.float64)
+    positions = np.arange(count, dtype=np.int64) + (count if kind == "position" else 0)
+    entries = SiteEntries(1, positions, np.zeros(count, np.uint8), np.empty(0, np.int64), np.empty(0, np.float32))
+    audit = module.auditor_round_(x, Tolerance(None, -44), FLOAT32, entries, False)  # type: ignore[attr-defined]
+    assert (audit.finding_count, len(audit.findings), audit.entries) == (count, MAX_FINDINGS, 0)
+    assert {f.kind for f in audit.findings} == {kind}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Forward, backward, buffers and optimizer all pass through ``VerifiedMode.__torch_dispatch__``, so no model is
 edited and no list of layers is kept. The five classes and why they are needed: ``opclass.py``; what happens at a
 rounding site: ``rounding.py``. A treatment is a function in ``VerifiedMode.treatments`` and can be swapped
-per class (``contractions: exact`` will swap the one of the contractions).
+per class: ``contractions: exact`` swaps the one of the contractions (``exact_contractions.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vt_core.engine import canonical, random_ops
+from vt_core.engine import canonical, exact_contractions, random_ops
 from vt_core.engine.cancellation import NORM_ORDER, first_floor, norm_floor
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.opclass import LAYOUT, TIE_ORDER, Treatment, refusal
@@ -29,6 +29,9 @@ from vt_core.engine.streams import Streams
 from vt_core.engine.trace import Trace
 from vt_core.errors import PrecisionError, UnsupportedOperation
 from vt_core.numerics import OpClass
+
+SLICES = {"exact": 1, "exact2": 2}
+"""Values of ``contractions`` beside ``logged``, with the slices of each operand."""
 
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -61,6 +64,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         streams: Streams,
         tracker: ModuleTracker,
         promote: bool,
+        contractions: str = "logged",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.compute, self.rounding, self.streams, self.tracker = compute, rounding, streams, tracker
@@ -78,6 +82,8 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Treatment.RANDOM: _random,
             Treatment.REFUSED: _refused,
         }
+        if contractions != "logged":
+            self.treatments[OpClass.CONTRACTION] = exact_contractions.treatment(SLICES[contractions])
         self._plans: dict[Any, Plan] = {}
 
     def begin_step(self, epoch: int, step: int) -> None:
@@ -126,6 +132,10 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def place(self, plan: Plan) -> Callable[[], tuple[str, str]]:
         """Return a function that names the current operation and module, called only for a finding."""
         return lambda: (plan.full_name, self.tracker.current())
+
+    def run_inexact(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation with the interval log."""
+        return _inexact(self, plan, func, args, kwargs)
 
     def put_on_grid(self, plan: Plan, tensor: Tensor) -> None:
         """Round a result that is the same on every machine, without a log."""

@@ -43,7 +43,7 @@ def scale_floors(name: str, arguments: dict[str, Any], outputs: int) -> tuple[fl
         a, b = _PRODUCTS[name]
         factor = abs(float(arguments.get("alpha", 1)))  # addmm and its kin scale the product
         return (_finite(factor * _product(arguments[a], arguments[b])),) * outputs
-    if name in ("sum", "mean", "cumsum"):
+    if name in ("sum", "mean", "cumsum") and arguments["self"].is_floating_point():
         return (_sum(arguments["self"], outputs_numel=None, mean=name == "mean"),) * outputs
     if name == "convolution_backward":
         grad = arguments["grad_output"]

@@ -13,3 +13,18 @@ def segment_range(steps: int, segment_steps: int, index: int) -> tuple[int, int]
     if index == 0:
         return 0, 0
     return (index - 1) * segment_steps + 1, min(index * segment_steps, steps)
+
+
+def last_leaves(steps: int, segment_steps: int, commit_interval: int) -> list[int]:
+    """Return, for each segment, the number of its last leaf among all leaves of the run.
+
+    A leaf is made after every step that is a multiple of ``commit_interval``, and after each segment's last step.
+    """
+    ends: list[int] = []
+    total = 0
+    for index in range(segment_count(steps, segment_steps)):
+        first, last = segment_range(steps, segment_steps, index)
+        multiples = last // commit_interval - (first - 1) // commit_interval
+        total += multiples + (last % commit_interval != 0)
+        ends.append(total - 1)
+    return ends

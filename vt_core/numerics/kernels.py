@@ -10,10 +10,7 @@ copy.
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,18 +24,12 @@ from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.reference import ZERO_RULE
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
 from vt_core.numerics.scale import HAIR, absolute_part, acceptable_scales, check_compute, scale_exponent
+from vt_core.numerics.threads import pool, worker_count
 
 PARALLEL_FROM = 1 << 18
 
-_LOW_32 = 0xFFFFFFFF
+_LOW_64 = 0xFFFFFFFFFFFFFFFF
 _Result = TypeVar("_Result")
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def worker_count() -> int:
-    """Return the number of threads: the processors this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def round_to_grid_(x: Tensor, grid: Grid) -> None:
@@ -47,10 +38,10 @@ def round_to_grid_(x: Tensor, grid: Grid) -> None:
 
 
 def fingerprint(x: Tensor) -> int:
-    """Return the 32-bit fingerprint of grid values ``x`` (see ``reference.fingerprint``)."""
+    """Return the 64-bit fingerprint of grid values ``x`` (see ``reference.fingerprint``)."""
     check_compute(x.dtype)
     flat = _flat(x)
-    return sum(_in_pieces(lambda a, b: int(_jit.fingerprint_of(flat, a, b)), flat.size)) & _LOW_32
+    return sum(_in_pieces(lambda a, b: int(_jit.fingerprint_of(flat, a, b)), flat.size)) & _LOW_64
 
 
 def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
@@ -59,7 +50,7 @@ def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     flat, params = _flat(x), _params(grid)
     sums = _in_pieces(lambda a, b: int(_jit.plain(flat, a, b, params, want_fingerprint)), flat.size)
     _give_back(x, flat)
-    return sum(sums) & _LOW_32
+    return sum(sums) & _LOW_64
 
 
 def trainer_round_(
@@ -110,7 +101,7 @@ def trainer_round_(
         entries = SiteEntries(scale, np.concatenate(positions), parity, full, full_values)
     elif len(acceptable_scales(largest, tolerance, x.dtype, False, floor)) > 1:
         entries = SiteEntries.empty(scale)
-    return TrainerResult(entries, sum(found[2] for found in pieces) & _LOW_32)
+    return TrainerResult(entries, sum(found[2] for found in pieces) & _LOW_64)
 
 
 def auditor_round_(
@@ -152,7 +143,7 @@ def auditor_round_(
             sums.append(sparse.fingerprint_change(use, flat[use].astype(np.float64), logged))
         flat[use] = logged
     _give_back(x, flat)
-    result.fingerprint = sum(sums) & _LOW_32
+    result.fingerprint = sum(sums) & _LOW_64
     return result
 
 
@@ -229,22 +220,5 @@ def _in_pieces(work: Callable[[int, int], _Result], size: int) -> list[_Result]:
     # Whole blocks for each piece, twice as many pieces as workers: a slow core does not hold up the others.
     length = -(-size // (2 * workers * _jit.BLOCK)) * _jit.BLOCK
     starts = range(0, size, length)
-    futures = [_threads().submit(work, start, min(start + length, size)) for start in starts]
+    futures = [pool().submit(work, start, min(start + length, size)) for start in starts]
     return [future.result() for future in futures]
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(worker_count(), thread_name_prefix="vt-rounding")
-        return _pool
-
-
-def _forget_threads() -> None:
-    # A forked child has the pool's object but not its threads: work given to it would wait for ever.
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_threads)

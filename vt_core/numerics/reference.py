@@ -50,6 +50,7 @@ _CHUNK = 1 << 22
 _DOUBLE_NAN = 0x7FF8000000000000
 _SINGLE_NAN = 0x7FC00000
 _LOW_32 = 0xFFFFFFFF
+_LOW_64 = 0xFFFFFFFFFFFFFFFF
 
 
 def round_to_grid_(x: Tensor, grid: Grid) -> None:
@@ -58,17 +59,17 @@ def round_to_grid_(x: Tensor, grid: Grid) -> None:
 
 
 def fingerprint(x: Tensor) -> int:
-    """Return the 32-bit fingerprint of grid values ``x``: it locates a difference and proves nothing.
+    """Return the 64-bit fingerprint of grid values ``x``: it locates a difference and proves nothing.
 
-    ``sum_i bits32(x_i) * (2 i + 1) * 0x9E3779B1 mod 2**32`` over row-major indexes, ``bits32`` the float32
-    pattern.
+    ``sum_i bits32(x_i) * ((2 i + 1) * 0x9E3779B1 mod 2**32) mod 2**64`` over row-major indexes, ``bits32`` the
+    float32 pattern. Its low half is in the log; the high half is what only a replay yields (``evidence/work.py``).
     """
     check_compute(x.dtype)
     flat = x.detach().contiguous().view(-1)
     total = 0
     for start in range(0, flat.numel(), _CHUNK):
         total += _fingerprint(flat[start : start + _CHUNK], start)
-    return total & _LOW_32
+    return total & _LOW_64
 
 
 def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
@@ -82,7 +83,7 @@ def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
         if want_fingerprint:
             total += _fingerprint(chunk, start)
     _give_back(x, flat)
-    return total & _LOW_32
+    return total & _LOW_64
 
 
 def trainer_round_(
@@ -120,7 +121,7 @@ def trainer_round_(
         entries = sparse.build_entries(np.concatenate(positions), np.concatenate(values), tolerance, scale, grid)
     elif ambiguous:
         entries = SiteEntries.empty(scale)
-    return TrainerResult(entries, total & _LOW_32)
+    return TrainerResult(entries, total & _LOW_64)
 
 
 def auditor_round_(
@@ -199,8 +200,8 @@ def _fingerprint(y: Tensor, start: int) -> int:
     bits = torch.where(torch.isnan(y), _SINGLE_NAN, bits)
     index = torch.arange(start, start + y.numel(), dtype=torch.int64, device=y.device)
     factor = ((2 * index + 1) * sparse.FINGERPRINT_FACTOR) & _LOW_32
-    # int64 products wrap modulo 2**64, which leaves the low 32 bits right.
-    return int(((bits * factor) & _LOW_32).sum().item())
+    # int64 products and sums wrap modulo 2**64.
+    return int((bits * factor).sum().item())
 
 
 def max_magnitude(x: Tensor) -> float:

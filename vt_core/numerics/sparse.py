@@ -25,12 +25,13 @@ from vt_core.numerics.grid import (
     round_array,
 )
 from vt_core.numerics.policy import Tolerance
-from vt_core.numerics.result import AuditorResult, RoundingFinding, SiteEntries
+from vt_core.numerics.result import MAX_FINDINGS, AuditorResult, RoundingFinding, SiteEntries
 from vt_core.numerics.scale import HAIR, absolute_part
 
 BoolArray = NDArray[np.bool_]
 
 FINGERPRINT_FACTOR = 0x9E3779B1
+_LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 def build_entries(positions: IntArray, x: FloatArray, tolerance: Tolerance, scale_exp: int, grid: Grid) -> SiteEntries:
@@ -73,7 +74,10 @@ def valid_positions(entries: SiteEntries, numel: int, result: AuditorResult) -> 
     before = np.concatenate([np.full(min(count, 1), -1, np.int64), running[:-1]])
     valid: BoolArray = inside & (entries.positions > before)
     values = _claimed(entries)
-    for j in np.flatnonzero(~valid):
+    misplaced = np.flatnonzero(~valid)
+    described = max(0, MAX_FINDINGS - len(result.findings))
+    result.finding_count += max(0, misplaced.size - described)
+    for j in misplaced[:described]:
         claimed = None if math.isnan(values[j]) else float(values[j])
         result.add(RoundingFinding("position", int(entries.positions[j]), claimed, math.nan, math.inf))
     return valid
@@ -119,7 +123,10 @@ def judge(
     accepted: BoolArray = np.isfinite(x) & on_grid & (low <= values) & (values <= high) & (wide_low != wide_high)
 
     _account(x, tau, own, values, accepted, grid, result)
-    for j in np.flatnonzero(~accepted):
+    refused = np.flatnonzero(~accepted)
+    described = max(0, MAX_FINDINGS - len(result.findings))
+    result.finding_count += max(0, refused.size - described)  # a hostile log may hold millions: only counted
+    for j in refused[:described]:
         distance = math.inf
         if np.isfinite(x[j]) and on_grid[j]:
             distance = _distance_to_entry(x[j : j + 1], tau[j : j + 1], values[j : j + 1], grid)
@@ -134,11 +141,11 @@ def judge(
 
 
 def fingerprint_change(positions: IntArray, before: DoubleArray, after: DoubleArray) -> int:
-    """Return what to add (mod 2**32) to a fingerprint when the grid values at ``positions`` change."""
-    factor = (2 * positions.astype(np.uint64) + np.uint64(1)) * np.uint64(FINGERPRINT_FACTOR)
+    """Return what to add (mod 2**64) to a fingerprint when the grid values at ``positions`` change."""
+    factor = ((2 * positions.astype(np.uint64) + np.uint64(1)) * np.uint64(FINGERPRINT_FACTOR)) & _LOW_32
     old = before.astype(np.float32).view(np.uint32).astype(np.uint64)
     new = after.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return int(np.sum((new - old) * factor, dtype=np.uint64)) & 0xFFFFFFFF
+    return int(np.sum((new - old) * factor, dtype=np.uint64))
 
 
 def _account(

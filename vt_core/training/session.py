@@ -62,7 +62,7 @@ class Session:
         # Memory layout is a matter of the machine, not of the spec: the same numbers, other kernels.
         self._channels_last = os.environ.get(CHANNELS_LAST) == "1"
         self._dry = DryRounding(self.grid, spec.policy, False)
-        self.mode = VerifiedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote)
+        self.mode = VerifiedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions)
         self.model: nn.Module = nn.Identity()
         self.optimizer: torch.optim.Optimizer | None = None
 

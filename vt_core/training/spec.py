@@ -10,7 +10,7 @@ import hashlib
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,14 @@ import torch
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex, loads_strict
 from vt_core.evidence.digests import sha256_bytes
+from vt_core.evidence.outline import MAX_SEGMENT_STEPS, MAX_SEGMENTS, SPEC_FORMAT
+from vt_core.evidence.outline import MAX_SPEC_BYTES as MAX_SPEC_BYTES
 from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
 from vt_core.training.job import Dataset, Job
 
-FORMAT = "vt-run-spec/1"
 ENGINE = "1"  # raised whenever the engine would compute other bits or another trace for the same job
-MAX_SPEC_BYTES = 16 << 20
-MAX_SEGMENTS = 1_000_000  # an auditor makes lists of both: a spec must not be able to exhaust its memory
-MAX_SEGMENT_STEPS = 1_000_000
+CONTRACTIONS = ("logged", "exact", "exact2")
 COMPUTE = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -53,6 +52,10 @@ class RunSpec:
     promote: bool
     engine: str
     libraries: Mapping[str, str]
+    contractions: str = "logged"
+    """``logged``, or ``exact`` with one slice or ``exact2`` with two (``engine/exact_contractions.py``)."""
+    agreed: Mapping[str, str] = field(default_factory=dict)
+    """Roots over what each step is given and runs, ``SIZE:ROOT`` by name (``dispute/inputs.py``); optional."""
 
     @property
     def compute(self) -> torch.dtype:
@@ -79,14 +82,19 @@ class RunSpec:
         """Return the spec as canonical-JSON-ready data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         plain |= {
-            "format": FORMAT,
+            "format": SPEC_FORMAT,
             "args": encode(self.args),
             "sources": dict(self.sources),
             "manifest": dict(self.manifest),
             "libraries": dict(self.libraries),
             "seed": str(self.seed),
             "policy": self.policy.to_json(),
+            "agreed": dict(self.agreed),
         }
+        if not self.agreed:
+            del plain["agreed"]
+        if self.contractions == "logged":
+            del plain["contractions"]
         return plain
 
     def to_bytes(self) -> bytes:
@@ -102,8 +110,8 @@ def parse_spec(data: bytes) -> RunSpec:
     """Read a spec from its canonical bytes. Raises EvidenceError("evidence_malformed")."""
     plain = loads_strict(data, "spec.json", MAX_SPEC_BYTES)
     try:
-        if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
-            raise ValueError(f"not a {FORMAT} object")
+        if not isinstance(plain, dict) or plain.pop("format", None) != SPEC_FORMAT:
+            raise ValueError(f"not a {SPEC_FORMAT} object")
         spec = RunSpec(
             **{
                 **plain,
@@ -125,7 +133,7 @@ def _check_types(spec: RunSpec) -> None:
     for name in ("dataset_size", "batch_size", "seed", "steps", "segment_steps", "commit_interval"):
         if type(getattr(spec, name)) is not int:
             raise ValueError(f"{name} must be an integer")
-    for name in ("reference", "compute_dtype", "grid", "engine"):
+    for name in ("reference", "compute_dtype", "grid", "engine", "contractions"):
         if type(getattr(spec, name)) is not str:
             raise ValueError(f"{name} must be a string")
     for name in ("fingerprints", "promote"):
@@ -133,7 +141,7 @@ def _check_types(spec: RunSpec) -> None:
             raise ValueError(f"{name} must be true or false")
     if not isinstance(spec.args, dict):
         raise ValueError("args must map names to values")
-    for name in ("sources", "manifest", "libraries"):
+    for name in ("sources", "manifest", "libraries", "agreed"):
         value = getattr(spec, name)
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise ValueError(f"{name} must map names to strings")
@@ -151,10 +159,17 @@ def _check(spec: RunSpec) -> None:
         raise SpecError(f"segment_steps makes {spec.segment_count} segments: at most {MAX_SEGMENTS} are allowed")
     if spec.dataset_size < spec.batch_size:
         raise SpecError(f"a batch of {spec.batch_size} is larger than the dataset of {spec.dataset_size} samples")
+    for name, text in spec.agreed.items():
+        if not re.fullmatch(r"(0|[1-9][0-9]{0,15}):[0-9a-f]{64}", text):
+            raise SpecError(f"agreed.{name} must be a number of leaves and a root, 'SIZE:ROOT', not {text!r}")
     if not 0 <= spec.seed < 1 << 64:
         raise SpecError("seed must be between 0 and 2^64 - 1")
     if spec.compute_dtype not in COMPUTE:
         raise SpecError(f"compute_dtype must be one of {sorted(COMPUTE)}, not {spec.compute_dtype!r}")
+    if spec.contractions not in CONTRACTIONS:
+        raise SpecError(f"contractions must be one of {', '.join(CONTRACTIONS)}, not {spec.contractions!r}")
+    if spec.contractions != "logged" and spec.compute_dtype != "float64":
+        raise SpecError(f"contractions: {spec.contractions} needs compute_dtype float64: float32 has too few bits")
     grid = Grid.parse(spec.grid)
     if spec.compute_dtype == "float32" and grid.precision > 16:
         raise SpecError(
@@ -173,7 +188,7 @@ def build_spec(
     known = {
         "seed": 0, "steps": None, "epochs": None, "segment_steps": None, "commit_interval": 1,
         "compute_dtype": "float64", "grid": "float32", "policy": None, "fingerprints": True, "promote": False,
-        "device": "cpu",
+        "device": "cpu", "contractions": "logged",
     }  # fmt: skip
     unknown = sorted(set(train) - set(known))
     if unknown:
@@ -215,6 +230,7 @@ def build_spec(
         policy=policy,
         fingerprints=given["fingerprints"],
         promote=given["promote"],
+        contractions=str(given["contractions"]),
         engine=ENGINE,
         libraries=libraries(),
     )
