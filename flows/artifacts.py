@@ -44,13 +44,25 @@ class AuditArtifacts:
 
     def progress(self, chosen: Sequence[int]) -> Iterator[int]:
         """Yield the chosen segments and show how many of them are done."""
-        key = artifact_key("audit-progress", self._run_id)
-        said = f"{len(chosen)} segments of {self._run_id} to replay"
-        artifact: Any = _quietly(lambda: create_progress_artifact(progress=0.0, key=key, description=said))
-        for done, index in enumerate(chosen, 1):
+        done = self.counting(len(chosen))
+        for index in chosen:
             yield index
+            done()
+
+    def counting(self, total: int) -> Callable[[], None]:
+        """Show that ``total`` segments are to be replayed; return what to call after each."""
+        key = artifact_key("audit-progress", self._run_id)
+        said = f"{total} segments of {self._run_id} to replay"
+        artifact: Any = _quietly(lambda: create_progress_artifact(progress=0.0, key=key, description=said))
+        finished = 0
+
+        def done() -> None:
+            nonlocal finished
+            finished += 1
             if artifact is not None:
-                _quietly(partial(update_progress_artifact, artifact, 100.0 * done / len(chosen)))
+                _quietly(partial(update_progress_artifact, artifact, 100.0 * finished / total))
+
+        return done
 
     def link(self, url: str, text: str) -> None:
         """Show where the stored verdict lies."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from prefect.logging import get_run_logger
 
 from flows.observing import observed, segment_tags
 from tasks.auditing import Auditor
-from tasks.replays import ReplayBoard
+from tasks.replays import ReplayBoard, Replayed
 from tasks.runs import RunStore
 from tasks.store import open_store
 from vt_core.errors import EvidenceError, VtError
@@ -37,22 +38,26 @@ def replay(
 ) -> str:
     """Replay segment ``index`` for audit ``audit`` and leave the result in the store; returns what it says."""
     run = RunStore(open_store(store), run_id)
-    auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device)
+    auditor = Auditor(run, Path(workspace) / "audit", AuditorLimits.from_params(limits), data, device, nonce=audit)
+    environment: Mapping[str, Any] | None = None
     with observed(run_id, f"replay-{index}"), segment_tags(index), auditor.open():
         try:
             auditor.prepare(str(index))
             result = auditor.replay(index)
+            environment = auditor.trainer_environment(index)
         except EvidenceError as error:  # the commitments changed under our hands
             result = SegmentResult(index, 0, 0, Reason(error.reason), str(error), Divergence(index))
-    ReplayBoard(run, audit).put(result)
+    ReplayBoard(run, audit).put(result, environment)
     return str(result.result)
 
 
 def replay_elsewhere(
-    run: RunStore, chosen: list[int], audit: str, deployment: str, parameters: dict[str, Any]
-) -> list[SegmentResult]:
+    run: RunStore, chosen: list[int], audit: str, deployment: str, parameters: dict[str, Any],
+    done: Callable[[], None] = lambda: None,
+) -> list[Replayed]:  # fmt: skip
     """Run deployment ``deployment`` once for each chosen segment and collect the results from the store.
 
+    ``audit`` is the audit's nonce; ``done`` is called after each segment.
     Segments are independent, so N workers give close to N times the throughput. Raises VtError if a worker failed to
     hand over a result: an audit with a hole is no audit.
     """
@@ -75,7 +80,9 @@ def replay_elsewhere(
         )
 
     with ThreadPoolExecutor(max_workers=min(MAX_PARALLEL, max(1, len(chosen)))) as pool:
-        list(pool.map(one, chosen))
+        for waiting in as_completed([pool.submit(one, index) for index in chosen]):
+            waiting.result()
+            done()
     found = ReplayBoard(run, audit).get(chosen)
     missing = [index for index in chosen if index not in found]
     if missing:

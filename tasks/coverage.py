@@ -1,4 +1,8 @@
-"""What was audited already: coverage of the runs in a store, from the verdicts beside them."""
+"""What was audited already: coverage of the runs in a store, from the verdicts beside them.
+
+A verdict that says ``verified`` counts only with its proofs of replay (``vt_core/evidence/work.py``): anybody can write
+that word, and only who has replayed a segment can open what its last leaf hides.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.runs import RunStore
+from tasks.runs import RunStore, is_run_id, is_verdict_name
 from tasks.store import Store
-from vt_core.errors import EvidenceError, NotFound
+from vt_core.errors import EvidenceError, StoreError
 from vt_core.evidence.canonical import loads_strict
-from vt_core.evidence.records import parse_seal
+from vt_core.evidence.outline import parse_outline
+from vt_core.evidence.ranges import last_leaves
+from vt_core.evidence.records import Seal, parse_seal
+from vt_core.evidence.work import check_proof
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Coverage:
     audited: frozenset[int]
     verdict: str | None  # the worst so far that still stands
     reason: str | None
+    unproven: int = 0  # verdicts without a valid proof of replay, which count as no audit
 
     @property
     def share(self) -> float:
@@ -39,6 +47,7 @@ class Coverage:
         return [i for i in range(self.segments or 0) if i not in self.audited]
 
 
+_STEPS = ("steps", "segment_steps", "commit_interval")
 _WORSE = {"verified": 0, "inconclusive": 1, "rejected": 2}
 
 
@@ -54,9 +63,9 @@ def coverage(store: Store) -> list[Coverage]:
             by_run.setdefault(name.split("/")[1], []).append(name)
     verdicts: dict[str, list[str]] = {}
     for name in store.verdicts.list("runs/"):
-        if name.count("/") >= 2:
+        if name.count("/") >= 2 and is_verdict_name(name):
             verdicts.setdefault(name.split("/")[1], []).append(name)
-    runs = sorted(by_run)
+    runs = sorted(filter(is_run_id, by_run))
     with ThreadPoolExecutor(max_workers=8) as pool:  # the time goes into waiting for the store
         return list(pool.map(lambda r: run_coverage(RunStore(store, r), by_run[r], verdicts.get(r, [])), runs))
 
@@ -66,26 +75,58 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
     published = sum("/segments/" in name for name in names)
     sealed = any(name.endswith("/seal.json") for name in names)
     segments: int | None = None
+    seal: Seal | None = None
     if sealed:
         try:
-            segments = len(parse_seal(run.seal() or b"").segments)
+            seal = parse_seal(run.seal() or b"")
+            segments = len(seal.segments)
         except EvidenceError:
             segments = published
+    spec = _spec(run)
+    unproven = 0
     audited: set[int] = set()
     worst: tuple[str, str | None] | None = None
     for name in sorted(verdict_names):
         plain = _read(run, name)
         if plain is None:
             continue
+        rows = _rows(plain)
+        if seal is not None and not _is_proven(plain, rows, spec, seal):
+            unproven += 1
+            continue
         # What an audit of the unsealed run could not tell is settled by a later one.
         if worst is None or worst[0] == "inconclusive" or _WORSE[plain["verdict"]] > _WORSE[worst[0]]:
             worst = (plain["verdict"], plain.get("reason"))
-        rows = plain.get("segments")
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, dict) and isinstance(row.get("index"), int):
-                audited.add(row["index"])
+        audited |= {row["index"] for row in rows}
     verdict, reason = worst or (None, None)
-    return Coverage(run.run_id, _job(run), published, sealed, segments, frozenset(audited), verdict, reason)
+    job = spec.get("reference")
+    return Coverage(
+        run.run_id, job if isinstance(job, str) else None, published, sealed, segments, frozenset(audited), verdict,
+        reason, unproven,
+    )  # fmt: skip
+
+
+def _rows(plain: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    rows = plain.get("segments")
+    rows = rows if isinstance(rows, list) else []
+    return [row for row in rows if isinstance(row, dict) and type(row.get("index")) is int]
+
+
+def _is_proven(
+    plain: Mapping[str, Any], rows: list[Mapping[str, Any]], spec: Mapping[str, Any], seal: Seal
+) -> bool:  # fmt: skip
+    """Whether each segment that the verdict calls replayed was: a finding against the trainer needs no such proof."""
+    try:
+        ends = last_leaves(*(spec[key] for key in _STEPS))
+        for row in rows:
+            if row.get("result") == "verified":
+                index = row["index"]
+                check_proof(
+                    row.get("proof_of_replay"), index, str(plain.get("nonce")), seal.root, ends[index], seal.leaf_count
+                )
+    except (EvidenceError, LookupError, TypeError, ArithmeticError):
+        return False
+    return bool(rows) or plain["verdict"] != "verified"
 
 
 def choose_unaudited(runs: list[Coverage], count: int) -> dict[str, list[int]]:
@@ -101,18 +142,17 @@ def choose_unaudited(runs: list[Coverage], count: int) -> dict[str, list[int]]:
     return {run_id: sorted(indices) for run_id, indices in sorted(chosen.items())}
 
 
-def _job(run: RunStore) -> str | None:
-    """Return the job's reference, read without the checks (and the libraries) that a replay needs."""
+def _spec(run: RunStore) -> Mapping[str, Any]:
+    """Return the run spec, read without the checks (and the libraries) that a replay needs; empty if malformed."""
     try:
-        plain = loads_strict(run.spec() or b"", "spec.json")
-        return str(plain["reference"])
-    except (EvidenceError, KeyError, TypeError):
-        return None
+        return parse_outline(run.spec() or b"").plain
+    except EvidenceError:
+        return {}
 
 
 def _read(run: RunStore, name: str) -> Mapping[str, Any] | None:
     try:
         plain = loads_strict(run.verdict(name), name)
-    except (EvidenceError, NotFound):
+    except (EvidenceError, StoreError):  # one that cannot be read (a link, a pipe) must not hide all other runs
         return None
-    return plain if isinstance(plain, dict) and plain.get("verdict") in _WORSE else None
+    return plain if isinstance(plain, dict) and plain.get("verdict") in tuple(_WORSE) else None

@@ -32,6 +32,10 @@ class OffGridError(VtError):
     """State does not lie on the grid at the end of a step: an operation wrote it unseen."""
 
 
+MAX_MESSAGE = 2000
+"""Characters of an :class:`EvidenceError`'s message that are kept: it may quote evidence, and goes into a verdict."""
+
+
 class EvidenceError(VtError):
     """Evidence is malformed, missing or contradicts itself; ``reason`` is a reason code of the verdict.
 
@@ -41,7 +45,7 @@ class EvidenceError(VtError):
     def __init__(self, reason: str, message: str, **place: object) -> None:
         self.reason = reason
         self.place: dict[str, object] = {k: v for k, v in place.items() if v is not None}
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…")
 
 
 class StoreError(VtError):

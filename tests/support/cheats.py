@@ -199,8 +199,9 @@ class Steered(Rounding):
             changed = self.steer(before, x, self.inner._sites.get(site), op_class)
             if changed is not None:
                 self.inner._sites[site] = changed
+                self.inner._words[site] = fingerprint(x)
                 if self.fingerprints:
-                    self.inner._prints[site] = fingerprint(x)
+                    self.inner._prints[site] = fingerprint(x) & 0xFFFFFFFF
 
     def steer(self, before: Tensor, x: Tensor, entries: SiteEntries | None, op_class: OpClass) -> SiteEntries | None:
         """Flip a share of the logged roundings to the other neighbour, which an auditor cannot refuse."""
@@ -278,7 +279,7 @@ class Excuses(Steered):
             other = x.detach().reshape(-1).clone()
             i = near[0]
             other[i] = low[i] if other[i] == high[i] else high[i]
-            self.inner._prints[site] = fingerprint(other)
+            self.inner._prints[site] = fingerprint(other) & 0xFFFFFFFF
             self.done = True
 
 

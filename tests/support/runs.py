@@ -26,6 +26,7 @@ from vt_core.training.spec import RunSpec, build_spec
 from vt_core.training.state import State, digest
 from vt_core.verify.audit import (
     Commitments,
+    challenge,
     check_agreement,
     choose_segments,
     no_replay_verdict,
@@ -234,7 +235,16 @@ def audit(
         for index in chosen:
             start = (run.records[index - 1], artifacts(folder, index - 1)) if index else None
             with session.open():
-                results.append(replay_segment(session, run.records[index], artifacts(folder, index), start, limits))
+                results.append(
+                    replay_segment(
+                        session,
+                        run.records[index],
+                        artifacts(folder, index),
+                        start,
+                        limits,
+                        challenge=challenge(run, nonce),
+                    )  # fmt: skip
+                )
         return verdict(run, results, limits, nonce, environment("cpu"))
     except EvidenceError as error:
         return no_replay_verdict(found.run_id, error)

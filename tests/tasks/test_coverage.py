@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,9 @@ from tasks.coverage import Coverage, choose_unaudited, coverage
 from tasks.runs import RunStore
 from tasks.store import Store, open_store
 from vt_core.evidence.canonical import dumps
+from vt_core.evidence.merkle import Tree, leaf_hash
 from vt_core.evidence.records import Seal
+from vt_core.evidence.work import Work, leaf_data
 
 
 @pytest.fixture
@@ -20,24 +23,66 @@ def store(tmp_path) -> Store:
 
 
 def make_run(store: Store, run_id: str, segments: int = 4, sealed: bool = True) -> RunStore:
-    """Publish what coverage reads of a run: a spec, names of segments, a seal."""
+    """Publish what coverage reads of a run: a spec, names of segments (a step each, so one leaf each), a seal."""
     run = RunStore(store, run_id)
-    run.publish_spec(dumps({"reference": "my.jobs:Job", "steps": 9, "segment_steps": 3}))
+    run.publish_spec(
+        dumps(
+            {
+                "format": "vt-run-spec/1",
+                "reference": "my.jobs:Job",
+                "steps": segments - 1,
+                "segment_steps": 1,
+                "commit_interval": 1,
+            }
+        )
+    )
     for index in range(segments):
         store.commitments.create(f"runs/{run_id}/segments/{index:05d}.json", b"{}")
     if sealed:
         run.publish_seal(
             Seal(
                 run_id=run_id, spec="0" * 64, segments=[f"{i:064x}" for i in range(segments)], leaf_count=segments,
-                root="1" * 64, state="2" * 64,
+                root=tree(segments).root.hex(), state="2" * 64,
             )
         )  # fmt: skip
     return run
 
 
-def judge(run: RunStore, stamp: str, verdict: str, *indices: int, reason: str | None = None) -> None:
-    rows = [{"index": i} for i in indices]
-    run.publish_verdict({"verdict": verdict, "reason": reason, "segments": rows}, stamp)
+def work_of(segment: int) -> Work:
+    """The words of nine sites, which only who has replayed the segment knows."""
+    return Work(b"".join(hashlib.sha256(b"%d %d" % (segment, i)).digest()[:8] for i in range(9)))
+
+
+def tree(segments: int) -> Tree:
+    leaves = [leaf_data(i, b"s" * 32, b"l" * 32, b"t" * 32, work_of(i).commitment()) for i in range(segments)]
+    return Tree([leaf_hash(leaf) for leaf in leaves])
+
+
+def proof(segment: int, nonce: str, segments: int = 4) -> dict[str, Any]:
+    """What a verdict holds for a segment that was really replayed."""
+    all_leaves = tree(segments)
+    named = {name: (name[0].encode() * 32).hex() for name in ("state", "log", "trace")}
+    return {
+        **named, "step": segment, "leaf": segment, "path": [h.hex() for h in all_leaves.path(segment)],
+        **work_of(segment).open(all_leaves.root.hex(), nonce, segment),
+    }  # fmt: skip
+
+
+def judge(
+    run: RunStore,
+    stamp: str,
+    verdict: str,
+    *indices: int,
+    reason: str | None = None,
+    nonce: str = "abcd0123",
+    **row: Any,
+) -> None:
+    found = {"result": "verified" if verdict == "verified" else "rejected"}
+    rows = [
+        {"index": i, **found, "proof_of_replay": proof(i, nonce) if verdict == "verified" else None, **row}
+        for i in indices
+    ]
+    run.publish_verdict({"verdict": verdict, "reason": reason, "segments": rows, "nonce": nonce}, stamp)
 
 
 def only(store: Store) -> Coverage:
@@ -151,3 +196,37 @@ def test_choice_is_fair_over_all_segments():
     assert set(counts) == {("small", 3), *(("large", i) for i in range(4))}
     # Binomial(2000, 1/5) has a standard deviation of 18: eight of them are never reached by chance.
     assert all(abs(n - tries / 5) < 8 * 18 for n in counts.values()), counts
+
+
+LIES = {
+    "none": lambda p: None,
+    "echo of another audit": lambda p: proof(1, "ffff9999"),
+    "of another segment": lambda p: proof(2, "abcd0123"),
+    "another word": lambda p: {**p, "sites": [{**p["sites"][0], "word": "00" * 8}, *p["sites"][1:]]},
+    "fewer sites": lambda p: {**p, "sites": p["sites"][:1]},
+    "another root": lambda p: {**p, "root": "0" * 64},
+    "another count": lambda p: {**p, "count": p["count"] + 1},
+    "no path": lambda p: {**p, "path": []},
+    "no object": lambda p: [p],
+    "text for sites": lambda p: {**p, "sites": "ab"},
+    "a word that is a number": lambda p: {**p, "sites": [{**s, "word": 7} for s in p["sites"]]},
+    "another state": lambda p: {**p, "state": "0" * 64},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_verdict_without_proof_of_replay_is_no_audit(store, lie):
+    """An auditor who only reads the store can write ``verified``; it must not count."""
+    run = make_run(store, "r")
+    judge(run, "20260101T000000Z", "verified", 1, proof_of_replay=LIES[lie](proof(1, "abcd0123")))
+    c = only(store)
+    assert c.verdict is None and c.audited == frozenset() and c.unproven == 1
+    judge(run, "20260102T000000Z", "verified", 1)
+    c = only(store)
+    assert c.verdict == "verified" and c.audited == {1} and c.unproven == 1
+
+
+def test_a_verdict_over_nothing_is_no_audit(store):
+    run = make_run(store, "r")
+    judge(run, "20260101T000000Z", "verified")
+    assert only(store).verdict is None and only(store).unproven == 1

@@ -20,35 +20,41 @@ from vt_core.training.state import StateDigest
 
 
 def leaf(step: int = 4, **changes: Any) -> Leaf:
-    plain = Leaf(step, b"s" * 32, b"l" * 32, b"t" * 32, {"a": b"1" * 32, "b": b"2" * 32})
+    plain = Leaf(step, b"s" * 32, b"l" * 32, b"t" * 32, b"w" * 32, {"a": b"1" * 32, "b": b"2" * 32})
     return dataclasses.replace(plain, **changes)
 
 
 def test_leaf_hash_is_the_documented_bytes() -> None:
-    data = b"vt-leaf/1\x00" + (4).to_bytes(8, "big") + b"s" * 32 + b"l" * 32 + b"t" * 32
+    data = b"vt-leaf/1\x00" + (4).to_bytes(8, "big") + b"s" * 32 + b"l" * 32 + b"t" * 32 + b"w" * 32
     assert leaf().data() == data
     assert leaf().hash() == hashlib.sha256(b"\x00" + data).digest() == leaf_hash(data)
     assert leaves_root([leaf(1), leaf(2)]) == root([leaf(1).hash(), leaf(2).hash()])
 
 
-def test_leaf_binds_step_state_log_and_trace() -> None:
-    others = [leaf(5), leaf(state=b"S" * 32), leaf(log=b"L" * 32), leaf(trace=b"T" * 32)]
-    assert len({x.hash() for x in [leaf(), *others]}) == 5
+def test_leaf_binds_step_state_log_trace_and_work() -> None:
+    others = [leaf(5), leaf(state=b"S" * 32), leaf(log=b"L" * 32), leaf(trace=b"T" * 32), leaf(work=b"W" * 32)]
+    assert len({x.hash() for x in [leaf(), *others]}) == 6
     assert leaf(tensors={}).hash() == leaf().hash(), "the tensors' roots locate; the state root binds them"
 
 
 def test_made_leaf_covers_all_steps_since_the_last_one() -> None:
     state = StateDigest(b"r" * 32, {"a": b"1" * 32})
-    made = make_leaf(3, state, [b"x" * 32, b"y" * 32], [b"p" * 32, b"q" * 32])
+    made = make_leaf(3, state, [b"x" * 32, b"y" * 32], [b"p" * 32, b"q" * 32], [b"word0001", b"word0002"])
     assert made.log == hashlib.sha256(b"x" * 32 + b"y" * 32).digest()
     assert made.trace == hashlib.sha256(b"p" * 32 + b"q" * 32).digest()
-    swapped = make_leaf(3, state, [b"y" * 32, b"x" * 32], [b"p" * 32, b"q" * 32])
+    swapped = make_leaf(3, state, [b"y" * 32, b"x" * 32], [b"p" * 32, b"q" * 32], [b"word0001", b"word0002"])
     assert swapped.hash() != made.hash()
 
 
 digests = st.binary(min_size=32, max_size=32)
 leaf_strategy = st.builds(
-    Leaf, st.integers(0, 1 << 40), digests, digests, digests, st.dictionaries(st.text(max_size=5), digests, max_size=4)
+    Leaf,
+    st.integers(0, 1 << 40),
+    digests,
+    digests,
+    digests,
+    digests,
+    st.dictionaries(st.text(max_size=5), digests, max_size=4),
 )
 
 

@@ -75,7 +75,12 @@ def test_every_run_is_verified_on_every_other_profile(audited: dict[str, Any]) -
         if v["verdict"] != "verified"
     }
     assert not bad, json.dumps(bad, indent=1)
-    assert sum(len(v) for jobs in audited.values() for v in jobs.values()) == 6 * len(PROFILES) * (len(PROFILES) - 1)
+    audits = [v for jobs in audited.values() for verdicts in jobs.values() for v in verdicts.values()]
+    assert len(audits) == 6 * len(PROFILES) * (len(PROFILES) - 1)
+    # The honest zoo: neither a rejection nor an inconclusive verdict in any segment.
+    segments = [s for v in audits for s in v["segments"]]
+    assert {(s["result"], s["reason"]) for s in segments} == {("verified", None)}
+    assert len(segments) == 3 * len(audits) == 540
 
 
 def test_what_was_measured(audited: dict[str, Any]) -> None:

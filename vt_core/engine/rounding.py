@@ -73,12 +73,22 @@ class Rounding(ABC):
         self.grid, self.policy, self.fingerprints = grid, policy, fingerprints
         self.counters = Counters()
         self._prints = array("I")
+        self._words = array("Q")
         self._site = 0
 
     def begin_step(self, step: int) -> None:
         """Start step number ``step``."""
         self._prints = array("I")
+        self._words = array("Q")
         self._site = 0
+
+    @property
+    def words(self) -> bytes:
+        """The 64-bit fingerprints of the step's sites so far, little-endian, in the order of execution.
+
+        Their high halves are in no file: who knows them has run the step (``evidence/work.py``).
+        """
+        return self._words.tobytes()
 
     @abstractmethod
     def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
@@ -87,7 +97,7 @@ class Rounding(ABC):
     def plain(self, x: Tensor, place: Place) -> None:
         """Round ``x`` in place without a log: its value is the same on every machine."""
         self.counters.plain += x.numel()
-        self._next_site(round_plain_(x, self.grid, self.fingerprints), place)
+        self._next_site(round_plain_(x, self.grid, True), place)
 
     def note(self, fingerprint: int, place: Place) -> None:
         """Count something that is not rounded (the input batch) as a site, for locating a divergence."""
@@ -95,7 +105,8 @@ class Rounding(ABC):
 
     def _next_site(self, fingerprint: int, place: Place) -> None:
         if self.fingerprints:
-            self._prints.append(fingerprint)
+            self._prints.append(fingerprint & 0xFFFFFFFF)
+        self._words.append(fingerprint)
         self._site += 1
 
 
@@ -119,7 +130,7 @@ class TrainerRounding(Rounding):
     def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
         """Round ``x`` in place and log the elements that another honest machine may round differently."""
         tolerance = self.policy.tolerances[op_class]
-        result = trainer_round_(x, tolerance, self.grid, self.fingerprints, floor)
+        result = trainer_round_(x, tolerance, self.grid, True, floor)
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
         if result.entries is not None:
@@ -148,7 +159,7 @@ class AuditorRounding(Rounding):
         """Round ``x`` in place, taking the trainer's decisions where the interval rule allows them."""
         tolerance = self.policy.tolerances[op_class]
         entries = self._log.sites.get(self._site)
-        result = auditor_round_(x, tolerance, self.grid, entries, self.fingerprints, floor)
+        result = auditor_round_(x, tolerance, self.grid, entries, True, floor)
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
         counts.entries += result.entries
@@ -161,7 +172,8 @@ class AuditorRounding(Rounding):
     def _next_site(self, fingerprint: int, place: Place) -> None:
         prints = self._log.fingerprints
         known = self._site < len(prints)
-        if self.fingerprints and not self._located and not (known and int(prints[self._site]) == fingerprint):
+        same = known and int(prints[self._site]) == fingerprint & 0xFFFFFFFF
+        if self.fingerprints and not self._located and not same:
             self._located = True  # everything after the first difference follows from it
             self._find(place, "", None)
         super()._next_site(fingerprint, place)

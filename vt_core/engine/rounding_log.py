@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from vt_core.engine.step_record import (
     HEADER,
+    MAX_RECORD_BYTES,
     StepLog,
     decode_step,
     encode_step,
@@ -43,6 +44,7 @@ __all__ = [
 MAGIC = b"VTRLOG\r\n"
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
+MAX_STEPS = 1_000_000  # of one file; a spec allows no longer segment
 
 _PREFIX = struct.Struct("<8sHI")
 
@@ -192,6 +194,12 @@ class LogReader:
             length = HEADER.size + payload
             if length > self._size - at:
                 raise self._malformed(f"ends within the record of step {step}")
+            if length > MAX_RECORD_BYTES:
+                raise self._malformed(
+                    f"has a record of {length} bytes for step {step}, at most {MAX_RECORD_BYTES} may be"
+                )
+            if len(places) >= MAX_STEPS:
+                raise self._malformed(f"has more than {MAX_STEPS} steps")
             if step <= last:
                 raise self._malformed(f"has step {step} after step {last}")
             places[step] = at, length

@@ -34,6 +34,8 @@ from vt_core.numerics import SiteEntries
 
 HEADER = struct.Struct("<QIII")
 MAX_STEP_ENTRIES = 1 << 24
+MAX_STEP_SITES = 1 << 18  # three bytes of a record make a site of about 800 bytes here
+MAX_RECORD_BYTES = 1 << 28  # more than all that the two limits above allow
 _MAX_VARINT_BYTES = 6
 _MAX_SITE = (1 << 32) - 1
 _MAX_SCALE = 1 << 12
@@ -62,9 +64,13 @@ class StepLog:
 def encode_step(log: StepLog) -> bytes:
     """Return the record of one step.
 
-    Raises SpecError for more than 2**24 entries (the tolerance is far too wide for the grid), ValueError for
-    entries that no trainer writes (positions not ascending, no exponent).
+    Raises SpecError for more than 2**24 entries (the tolerance is far too wide for the grid) and for more than
+    2**18 sites or fingerprints, ValueError for entries that no trainer writes (positions not ascending, no
+    exponent).
     """
+    most_sites = max(len(log.sites), log.fingerprints.size)
+    if most_sites > MAX_STEP_SITES:
+        raise SpecError(f"step {log.step} rounds at {most_sites} places, the limit is {MAX_STEP_SITES} a step")
     numbers = sorted(log.sites)
     sites = [log.sites[number] for number in numbers]
     total = sum(site.positions.size for site in sites)
@@ -117,6 +123,8 @@ def decode_step(record: bytes) -> StepLog:
 
     Needs memory in proportion to the length of ``record``, whatever counts it claims.
     """
+    if len(record) > MAX_RECORD_BYTES:
+        raise EvidenceError("evidence_malformed", f"rounding log record has {len(record)} bytes")
     try:
         log = _decode(record)
         canonical = encode_step(log)
@@ -164,6 +172,8 @@ def _decode(record: bytes) -> StepLog:
     data = record[HEADER.size :]
     if len(data) != length:
         raise ValueError(f"the header says {length} bytes, there are {len(data)}")
+    if max(site_count, fingerprint_count) > MAX_STEP_SITES:
+        raise ValueError(f"{site_count} sites and {fingerprint_count} fingerprints, at most {MAX_STEP_SITES} may be")
     if 3 * site_count + 4 * fingerprint_count > length:
         raise ValueError(f"{site_count} sites and {fingerprint_count} fingerprints cannot be in {length} bytes")
     sites, at = _get_sites(data, site_count)

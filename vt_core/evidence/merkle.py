@@ -73,6 +73,32 @@ def inclusion_proof(index: int, leaf_hashes: Sequence[bytes]) -> list[bytes]:
     return proof
 
 
+class Tree:
+    """A tree with all its nodes, for many audit paths: each takes O(log n) instead of hashing the tree again."""
+
+    def __init__(self, leaf_hashes: Sequence[bytes]) -> None:
+        """Hash the whole tree once; ``leaf_hashes`` as in :func:`root`."""
+        self.levels = [list(leaf_hashes)]
+        while len(self.levels[-1]) > 1:
+            self.levels.append(_next_level(self.levels[-1]))
+
+    @property
+    def root(self) -> bytes:
+        """The root (32 bytes)."""
+        return self.levels[-1][0] if self.levels[0] else EMPTY_ROOT
+
+    def path(self, index: int) -> list[bytes]:
+        """Return the audit path of leaf ``index``, equal to that of :func:`inclusion_proof`."""
+        if not 0 <= index < len(self.levels[0]):
+            raise ValueError(f"leaf index {index} is outside a tree of {len(self.levels[0])} leaves")
+        proof = []
+        for level in self.levels[:-1]:
+            if index ^ 1 < len(level):
+                proof.append(level[index ^ 1])
+            index //= 2
+        return proof
+
+
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> None:
     """Check that the leaf hash ``leaf`` is number ``index`` of the tree of ``size`` leaves with
     ``expected_root``.

@@ -12,6 +12,7 @@ import torch
 from vt_core import __version__
 from vt_core.training.spec import ENGINE, libraries
 
+MAX_ENVIRONMENT_BYTES = 1 << 16  # of a record that goes into a verdict; ours have about 700 bytes
 _VARIABLES = (
     "MKL_CBWR",
     "ATEN_CPU_CAPABILITY",
@@ -20,6 +21,14 @@ _VARIABLES = (
     "MKL_NUM_THREADS",
     "VT_PROFILE",
 )
+
+
+def is_flat(record: Any) -> bool:
+    """Tell whether ``record`` has the form that :func:`environment` writes: scalars, and objects of scalars."""
+    if not isinstance(record, dict):
+        return False
+    inner = [v for value in record.values() for v in (value.values() if isinstance(value, dict) else (value,))]
+    return not any(isinstance(value, (dict, list)) for value in inner)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -135,7 +136,7 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
     _check_arguments(reference, cls, given)
     try:
         job: Job = cls(**given)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError) as exc:
         raise SpecError(f"job {reference!r} does not accept the arguments {given!r}: {exc}") from exc
     size = getattr(job, "batch_size", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -151,6 +152,10 @@ def _find_class(reference: str) -> type[Job]:
             f"job reference {reference!r} is not of the form 'package.module:Class' "
             "(for example 'vt_core.jobs.digits:DigitsJob')"
         )
+    # A run spec names the job, and importing executes: the standard library has modules that open a browser or end the
+    # process with a code that would pass for a verdict, and a __main__ reads the command line as its own.
+    if "__main__" in parts or parts[0] in sys.stdlib_module_names:
+        raise SpecError(f"job reference {reference!r}: no job is in a __main__ module or in Python's own library")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
@@ -160,7 +165,7 @@ def _find_class(reference: str) -> type[Job]:
                 "put the folder that holds it on PYTHONPATH"
             ) from exc
         raise SpecError(f"job module {module_name!r} needs the module {exc.name!r}, which is absent") from exc
-    except Exception as exc:  # a user's module may fail in any way while it is imported
+    except (Exception, SystemExit) as exc:  # a user's module may fail in any way while it is imported
         raise SpecError(f"job module {module_name!r} failed to import: {type(exc).__name__}: {exc}") from exc
     if not hasattr(module, attribute):
         jobs = sorted(n for n, v in vars(module).items() if _is_job_class(v) and not inspect.isabstract(v))

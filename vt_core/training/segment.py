@@ -72,6 +72,7 @@ def train_segment(
     rows: list[dict[str, Any]] = []
     logs: list[bytes] = []
     traces: list[bytes] = []
+    words: list[bytes] = []
     snapshot: State | None = None
     with LogWriter(draft / LOG, {"spec": spec.digest(), "segment": index}) as log:
         for step in range(first, last + 1):
@@ -80,11 +81,12 @@ def train_segment(
             record = log.append(rounding.end_step())
             logs.append(step_digest(record))
             traces.append(outcome.trace)
+            words.append(rounding.words)
             rows.append(_row(step, outcome, record))
             if step in commits:
                 snapshot = session.capture(step)
-                leaves.append(make_leaf(step, digest(snapshot), logs, traces))
-                logs, traces = [], []
+                leaves.append(make_leaf(step, digest(snapshot), logs, traces, words))
+                logs, traces, words = [], [], []
             if progress is not None:
                 progress(step, outcome.loss)
     assert snapshot is not None  # the last step is always a commit step

@@ -11,14 +11,18 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from vt_core import __version__
-from vt_core.errors import EvidenceError, SpecError
-from vt_core.evidence.records import Commitments, Seal, SegmentRecord, check_chain, parse_seal, parse_segment
+from vt_core.errors import MAX_MESSAGE, EvidenceError, SpecError
+from vt_core.evidence.merkle import Tree
+from vt_core.evidence.records import Commitments, Seal, SegmentRecord
+from vt_core.evidence.signatures import PartyKeys, check_signatures, open_chain, require_signed
+from vt_core.evidence.work import Challenge
 from vt_core.training.job import Dataset, Job
 from vt_core.training.spec import ENGINE, RunSpec, libraries, parse_spec, source_digests
-from vt_core.verify.bias import biased_class
+from vt_core.verify.bias import USES, biased_class
 from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.verdict import Divergence, Reason, Result, SegmentResult, detection_probability, result_of
 
@@ -35,41 +39,57 @@ class Run:
     seal: Seal | None
 
 
-def open_run(commitments: Commitments) -> Run:
-    """Parse and chain the commitments of a run. Raises EvidenceError with reason code and place."""
+def open_run(commitments: Commitments, keys: PartyKeys | None = None) -> Run:
+    """Parse and chain the commitments of a run and check its signatures. Raises EvidenceError with reason and place.
+
+    With ``keys`` of the parties, the run must be signed by them; without, what is signed must be about this run.
+    """
     if commitments.spec is None:
         raise EvidenceError("artifact_missing", "the run has no spec.json", file="spec.json")
     spec = parse_spec(commitments.spec)
-    if len(commitments.segments) > spec.segment_count:
-        raise EvidenceError("chain_broken", "there are more segments than the spec has")
-    records = [parse_segment(d, f"segments/{i:05d}.json") for i, d in enumerate(commitments.segments)]
-    seal = None if commitments.seal is None else parse_seal(commitments.seal)
-    ranges = [spec.segment_range(i) for i in range(spec.segment_count)]
-    check_chain(commitments.run_id, spec.digest(), ranges, records, seal)
-    if not records:
-        raise EvidenceError("artifact_missing", "the run has no segments yet", segment=0)
+    keys = keys or PartyKeys()
+    digest = spec.digest()
+    records, seal = open_chain(commitments, digest, [spec.segment_range(i) for i in range(spec.segment_count)])
+    signatures = check_signatures(commitments, digest, records, seal, keys)
+    require_signed(signatures, keys, sealed=seal is not None)
     return Run(commitments.run_id, spec, records, seal)
 
 
-def check_agreement(spec: RunSpec, job: Job, dataset: Dataset, limits: AuditorLimits) -> None:
-    """Compare the spec with the auditor's own limits, libraries, code and data. Raises EvidenceError."""
+def check_machine(spec: RunSpec) -> None:
+    """Check that engine and libraries here are those of the spec. Raises EvidenceError("environment_unsupported")."""
     own = libraries()
     if spec.engine != ENGINE:
         raise EvidenceError(
-            "environment_unsupported", f"the run was made by engine {spec.engine}, this is engine {ENGINE}"
+            "environment_unsupported", f"the run is one of engine {spec.engine}, this is engine {ENGINE}"
         )
     theirs = spec.libraries.get("torch", "")
     if theirs.split(".")[:2] != own["torch"].split(".")[:2]:
         raise EvidenceError(
             "environment_unsupported",
-            f"the run was made with torch {theirs}, this is torch {own['torch']}: install the agreed version",
+            f"the run is one of torch {theirs}, this is torch {own['torch']}: install the agreed version",
         )
+
+
+def check_agreement(spec: RunSpec, job: Job, dataset: Dataset, limits: AuditorLimits) -> None:
+    """Compare the spec with the auditor's own limits, libraries, code and data. Raises EvidenceError."""
+    check_machine(spec)
+    refused = limits.refused_libraries(spec.libraries)
+    if refused:
+        names = ", ".join(f"{name} {spec.libraries.get(name, '(none named)')}" for name in refused)
+        raise EvidenceError("environment_unsupported", f"this auditor does not accept runs of {names}")
     limit = limits.policy.get(spec.compute_dtype)
     wider = spec.policy.wider_than(limit) if limit is not None else ["all"]
     if wider:
         raise EvidenceError(
             "policy_too_wide", f"the tolerance is wider than this auditor accepts for: {', '.join(wider)}"
         )
+    check_copies(spec, job, dataset)
+
+
+def check_copies(spec: RunSpec, job: Job, dataset: Dataset) -> None:
+    """Check that job and data here are the agreed ones. Raises EvidenceError: code_mismatch, data_mismatch, or
+    spec_mismatch for another batch size.
+    """
     sources = source_digests(job)
     if sources != dict(spec.sources):
         differing = sorted(n for n in sources.keys() | spec.sources.keys() if sources.get(n) != spec.sources.get(n))
@@ -126,7 +146,7 @@ def no_replay_verdict(run_id: str, error: EvidenceError) -> dict[str, Any]:
         "segments": [],
         "coverage": {"replayed": 0, "total": 0},
         "first_divergence": None if where is None else where.to_json(),
-        "place": {k: str(v) for k, v in error.place.items()},
+        "place": {k: str(v)[:500] for k, v in error.place.items()},
     }
 
 
@@ -176,7 +196,7 @@ def verdict(
         "root": None if run.seal is None else run.seal.root,
         "state": None if run.seal is None else run.seal.state,
         "state_checked": sealed_state is not None,
-        "segments": [r.to_json() for r in ordered],
+        "segments": _rows(run, ordered),
         "coverage": {"replayed": replayed, "total": total, "of_share": f"{replayed / total:.4f}"},
         "detection_probability": {
             f"{bad}_bad": f"{detection_probability(total, replayed, bad):.4f}" for bad in (1, 2, 5) if bad <= total
@@ -190,6 +210,25 @@ def verdict(
     }
 
 
+def _rows(run: Run, results: Sequence[SegmentResult]) -> list[dict[str, Any]]:
+    """Return the results as plain JSON; each proof of replay with its leaf's path to the sealed root."""
+    rows = [result.to_json() for result in results]
+    if run.seal is None:
+        return rows  # there is no root yet, so nobody could check a path
+    tree = Tree([leaf for record in run.records for leaf in record.leaf_hashes()])
+    ends = list(accumulate(len(record.leaves) for record in run.records))
+    for row in rows:
+        if row["proof_of_replay"] is not None:
+            leaf = ends[row["index"]] - 1
+            row["proof_of_replay"] |= {"leaf": leaf, "path": [h.hex() for h in tree.path(leaf)]}
+    return rows
+
+
+def challenge(run: Run, nonce: str) -> Challenge:
+    """Return what draws the places that a proof of replay opens, from the run and the audit's nonce."""
+    return Challenge(run.seal.root if run.seal is not None else run.records[-1].digest(), nonce)
+
+
 def total_counts(results: Sequence[SegmentResult]) -> dict[str, dict[str, Any]]:
     """Return the sum of the counts per op class over segments."""
     total: dict[str, dict[str, Any]] = {}
@@ -198,6 +237,11 @@ def total_counts(results: Sequence[SegmentResult]) -> dict[str, dict[str, Any]]:
             into = total.setdefault(name, {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"})
             for key in ("elements", "entries", "disagreements"):
                 into[key] += n[key]
+            for key in USES:  # absent in results of an auditor that does not tell entries apart
+                if key in n:
+                    into[key] = into.get(key, 0) + n[key]
+            if "pushed" in n:
+                into["pushed"] = f"{float(into.get('pushed', 0)) + float(n['pushed']):.6f}"
             into["max_distance"] = max(into["max_distance"], n["max_distance"], key=float)
     return total
 
@@ -209,5 +253,5 @@ def _head(run_id: str, result: Result, reason: Reason | None, message: str) -> d
         "run_id": run_id,
         "verdict": str(result),
         "reason": None if reason is None else str(reason),
-        "message": message,
+        "message": message[:MAX_MESSAGE],
     }

@@ -61,7 +61,7 @@ def explain(
     low, high = flat - tau * within, flat + tau * within
     for tensor in (low, high):
         round_plain_(tensor, grid, False)
-    own_print = fingerprint(own)
+    own_print = fingerprint(own) & 0xFFFFFFFF  # the log holds the low half
     candidate = ((low != own) | (high != own)) & torch.isfinite(flat)
     candidate[torch.from_numpy(decided[decided < flat.numel()])] = False
     near = torch.nonzero(candidate).view(-1)

@@ -66,7 +66,7 @@ def reconsider(
 def _may_be_honest(found: Found) -> bool:
     reason, _, place = found
     at_a_site = place.site is not None and place.step is not None
-    return at_a_site and reason in (Reason.STATE_MISMATCH, Reason.TOLERANCE_EXCEEDED)
+    return at_a_site and reason in (Reason.STATE_MISMATCH, Reason.WORK_MISMATCH, Reason.TOLERANCE_EXCEEDED)
 
 
 def _explain(

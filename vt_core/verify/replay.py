@@ -7,7 +7,7 @@ The rules, in this order; the first that fails is the segment's result:
 3. the log holds one record for each step, and its digests are those in the leaves;
 4. the checkpoint's digest is the state root of the last leaf;
 5. the replay, from the checkpoint of the segment before, has at each leaf the same trace, finds every used log
-   entry plausible, and ends in the same state root.
+   entry plausible, ends in the same state root, and yields the words that the leaf's work commitment hides.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from typing import Any
 from vt_core.engine.rounding import SiteFinding
 from vt_core.engine.rounding_log import LogReader, StepLog, step_digest
 from vt_core.errors import EvidenceError, OffGridError, PrecisionError, UnsupportedOperation
-from vt_core.evidence.digests import check_file
+from vt_core.evidence.digests import check_file, read_bounded
 from vt_core.evidence.records import SegmentRecord
-from vt_core.training.checkpoint import load_checkpoint
-from vt_core.training.leaves import Leaf, decode_leaves
-from vt_core.training.segment import FILES, LEAVES, LOG, commit_steps
+from vt_core.evidence.work import Challenge, Work
+from vt_core.training.checkpoint import MAX_SCALARS_BYTES, MAX_TENSORS_BYTES, SCALARS, TENSORS, load_checkpoint
+from vt_core.training.leaves import MAX_LEAVES_BYTES, Leaf, decode_leaves
+from vt_core.training.segment import ENVIRONMENT, FILES, LEAVES, LOG, METRICS, commit_steps
 from vt_core.training.session import Session
 from vt_core.training.state import State, StateDigest, digest
+from vt_core.verify.bias import USES
 from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.reconsider import recalibrate, reconsider
 from vt_core.verify.strict import StrictRounding
@@ -36,7 +38,13 @@ from vt_core.verify.verdict import Divergence, Reason, SegmentResult
 
 Progress = Callable[[int], None]
 MAX_LOG_BYTES = 4 << 30
-_JOB_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+MAX_SIZES = {
+    TENSORS: MAX_TENSORS_BYTES, SCALARS: MAX_SCALARS_BYTES, LOG: MAX_LOG_BYTES, LEAVES: MAX_LEAVES_BYTES,
+    METRICS: 1 << 28, ENVIRONMENT: 1 << 20,
+}  # fmt: skip
+_JOB_ERRORS = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,20 @@ def check_files(record: SegmentRecord, directory: Path) -> None:
         )  # fmt: skip
     for name in FILES:
         entry = record.files[name]
+        if entry["size"] > MAX_SIZES[name]:
+            raise EvidenceError(
+                "evidence_malformed",
+                f"segment {record.index}: {name} has {entry['size']} bytes, the limit is {MAX_SIZES[name]}",
+                segment=record.index,
+                file=name,
+            )
         check_file(directory / name, entry["sha256"], entry["size"], f"segment {record.index}: {name}")
 
 
 def open_segment(session: Session, record: SegmentRecord, directory: Path) -> Opened:
     """Rules 1 to 4. Raises EvidenceError with the reason code and place."""
     check_files(record, directory)
-    leaves = decode_leaves((directory / LEAVES).read_bytes())
+    leaves = decode_leaves(read_bounded(directory / LEAVES, MAX_LEAVES_BYTES, LEAVES))
     if [leaf.hash().hex() for leaf in leaves] != list(record.leaves):
         raise EvidenceError("evidence_malformed", "leaves.json holds other leaves than were committed", file=LEAVES)
     spec = session.spec
@@ -111,21 +126,31 @@ def replay_segment(
     start: tuple[SegmentRecord, Path] | None,
     limits: AuditorLimits,
     progress: Progress | None = None,
+    challenge: Challenge | None = None,
 ) -> SegmentResult:
     """Audit one segment; ``start`` is the segment before it (record and artifacts), None for segment 0.
 
+    With ``challenge`` the result of a segment that agrees holds a proof that it was replayed.
     Never raises for bad evidence: the result says what was found. Raises SpecError and OSError for problems on
     the auditor's side.
     """
     started = time.perf_counter()
     rounding = StrictRounding(session.grid, session.spec.policy, session.spec.fingerprints)
     final_state: str | None = None
+    work: Work | None = None
 
     def result(reason: Reason | None, message: str, divergence: Divergence | None) -> SegmentResult:
         return SegmentResult(
             record.index, record.first_step, record.last_step, reason, message, divergence,
-            audited_counts(rounding), time.perf_counter() - started, final_state,
+            audited_counts(rounding), time.perf_counter() - started, final_state, proof(reason),
         )  # fmt: skip
+
+    def proof(reason: Reason | None) -> dict[str, Any] | None:
+        if reason is not None or work is None or challenge is None:
+            return None
+        last = opened.leaves[-1]
+        named = {"step": last.step, "state": last.state.hex(), "log": last.log.hex(), "trace": last.trace.hex()}
+        return named | work.open(challenge.anchor, challenge.nonce, record.index)
 
     try:
         opened = open_segment(session, record, directory)
@@ -135,15 +160,15 @@ def replay_segment(
             before, before_directory = start
             check_files(before, before_directory)
             state = load_checkpoint(before_directory)
-            last = decode_leaves((before_directory / LEAVES).read_bytes())[-1]
+            last = decode_leaves(read_bounded(before_directory / LEAVES, MAX_LEAVES_BYTES, LEAVES))[-1]
             if digest(state).root != last.state or state.step != before.last_step:
                 raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
-        found = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
+        found, work = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
         if found is not None:
             spec, leaves = session.spec, opened.leaves
             found = reconsider(
                 found,
-                lambda again: _replay(session, record, directory, state, leaves, again, limits, None),
+                lambda again: _replay(session, record, directory, state, leaves, again, limits, None)[0],
                 lambda step: _log_of(directory, step),
                 spec.policy, session.grid, spec.fingerprints, limits,
             )  # fmt: skip
@@ -180,19 +205,24 @@ def _replay(
     rounding: StrictRounding,
     limits: AuditorLimits,
     progress: Progress | None,
-) -> tuple[Reason, str, Divergence] | None:
-    """Rule 5; stops at the first leaf that differs or the first step with a finding that decides."""
+) -> tuple[tuple[Reason, str, Divergence] | None, Work | None]:
+    """Rule 5; stops at the first leaf that differs or the first step with a finding that decides.
+
+    Returns the finding, None if there is none, and the work that the last leaf covers.
+    """
+    work: Work | None = None
     if state is not None:
         session.restore(state)
     with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
         step = record.first_step
         for leaf in leaves:
-            traces, first = [], None
+            traces, words, first = [], [], None
             while step <= leaf.step:
                 rounding.begin_replay(reader.read_step(step))
                 outcome = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
                 rounding.end_replay()
                 traces.append(outcome.trace)
+                words.append(rounding.words)
                 if first is None and rounding.findings:
                     first = (step, list(rounding.findings))
                 if progress is not None:
@@ -200,10 +230,11 @@ def _replay(
                 step += 1
             same_trace = hashlib.sha256(b"".join(traces)).digest() == leaf.trace
             replayed = digest(session.capture(leaf.step))
-            found = _compare(record.index, leaf, replayed, same_trace, first, limits)
+            work = Work(b"".join(words))
+            found = _compare(record.index, leaf, replayed, same_trace, work.commitment() == leaf.work, first, limits)
             if found is not None:
-                return found
-    return None
+                return found, None
+    return None, work
 
 
 def _compare(
@@ -211,6 +242,7 @@ def _compare(
     leaf: Leaf,
     replayed: StateDigest,
     same_trace: bool,
+    same_work: bool,
     first: tuple[int, list[SiteFinding]] | None,
     limits: AuditorLimits,
 ) -> tuple[Reason, str, Divergence] | None:
@@ -235,6 +267,9 @@ def _compare(
         return Reason.LOG_IMPLAUSIBLE, "the log claims a rounding that no honest machine can have made", place
     if replayed.root != leaf.state:
         return Reason.STATE_MISMATCH, message, place
+    if not same_work:
+        message = "the replay ends in the committed state, but not by the values that the trainer committed to"
+        return Reason.WORK_MISMATCH, message, place
     return None
 
 
@@ -246,6 +281,8 @@ def audited_counts(rounding: StrictRounding) -> dict[str, dict[str, Any]]:
             "entries": n.entries,
             "disagreements": n.disagreements,
             "max_distance": f"{n.max_distance:.6f}",
+            **{key: int(rounding.uses[c][key]) for key in USES},
+            "pushed": f"{rounding.uses[c]['pushed']:.6f}",
         }
         for c, n in rounding.counters.by_class.items()
     }

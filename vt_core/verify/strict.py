@@ -9,14 +9,17 @@ site that differs, and grant the trainer single roundings.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import AuditorRounding, Place
-from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint
+from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint, max_magnitude
+from vt_core.numerics.scale import scale_exponent
+from vt_core.verify.bias import uses
 
 _MOST_SITES = 4  # the first difference of fingerprints and the first entry at fault are among them
 Where = tuple[int, int]  # (step, site)
@@ -44,11 +47,12 @@ class StrictRounding(AuditorRounding):
         super().__init__(grid, policy, fingerprints)
         self.grants = grants
         self.values: dict[Where, Values] = {}
+        self.uses: dict[OpClass, Counter[str]] = {c: Counter() for c in OpClass}
 
     def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
         """Round ``x`` in place, taking the trainer's decisions where the interval rule or a grant allows them."""
         if self.grants is None:
-            super().inexact(x, op_class, floor, place)
+            self._round_and_tell(x, op_class, floor, place)
             return
         where = (self._log.step, self._site)
         before, found = x.detach().clone(), len(self.findings)
@@ -59,6 +63,23 @@ class StrictRounding(AuditorRounding):
             self._round_granted(x, op_class, floor, place, granted)
         if len(self.findings) > found and len(self.values) < _MOST_SITES:
             self.values[where] = Values(before, x.detach().clone(), op_class, floor)
+
+    def _round_and_tell(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+        """Round ``x`` in place, and count what its entries were used for (``verify/bias.py``)."""
+        entries = self._log.sites.get(self._site)
+        if entries is None or not entries.positions.size:
+            super().inexact(x, op_class, floor, place)
+            return
+        at = entries.positions[(entries.positions >= 0) & (entries.positions < x.numel())]
+        where = torch.from_numpy(at).to(x.device)
+        before = x.detach().reshape(-1)[where].cpu().numpy()  # indexing copies
+        scale = entries.scale_exp
+        if scale is None:
+            scale = scale_exponent(max(max_magnitude(x), floor), x.dtype)
+        super().inexact(x, op_class, floor, place)
+        used = x.detach().reshape(-1)[where].to(torch.float64).cpu().numpy()
+        tolerance = self.policy.tolerances[op_class]
+        self.uses[op_class].update(asdict(uses(before, used, tolerance, scale, self.grid)))
 
     def _round_granted(
         self, x: Tensor, op_class: OpClass, floor: float, place: Place, granted: Mapping[int, float]
@@ -73,7 +94,7 @@ class StrictRounding(AuditorRounding):
         for finding in result.findings:
             if finding.position not in granted:
                 self._find(place, str(op_class), finding)
-        self._next_site(fingerprint(x) if self.fingerprints else 0, place)
+        self._next_site(fingerprint(x), place)
 
     def plain(self, x: Tensor, place: Place) -> None:
         """Round ``x`` in place without a log."""

@@ -12,6 +12,10 @@ from enum import StrEnum
 from math import comb
 from typing import Any
 
+from vt_core.errors import MAX_MESSAGE
+
+MAX_TENSORS = 1000  # named in a verdict; a forged leaf may name as many as it likes
+
 
 class Result(StrEnum):
     """The three verdicts."""
@@ -37,13 +41,22 @@ class Reason(StrEnum):
     LOG_IMPLAUSIBLE = "log_implausible"
     LOG_BIASED = "log_biased"
     STATE_MISMATCH = "state_mismatch"
+    WORK_MISMATCH = "work_mismatch"
+    PROOF_OF_REPLAY_MISSING = "proof_of_replay_missing"  # about an audit, never about a trainer
     TOLERANCE_EXCEEDED = "tolerance_exceeded"
     ENVIRONMENT_UNSUPPORTED = "environment_unsupported"
     NOT_SEALED = "not_sealed"
 
 
 # Reasons that leave open whether the trainer cheated; every other reason rejects.
-INCONCLUSIVE = frozenset({Reason.TOLERANCE_EXCEEDED, Reason.ENVIRONMENT_UNSUPPORTED, Reason.NOT_SEALED})
+INCONCLUSIVE = frozenset(
+    {
+        Reason.TOLERANCE_EXCEEDED,
+        Reason.ENVIRONMENT_UNSUPPORTED,
+        Reason.NOT_SEALED,
+        Reason.PROOF_OF_REPLAY_MISSING,
+    }
+)
 
 
 def result_of(reason: Reason | None) -> Result:
@@ -85,7 +98,7 @@ class Divergence:
                 plain[name] = float(value).hex()
                 plain[f"{name}_text"] = f"{value:.9g}"
         if self.tensors:
-            plain["tensors"] = list(self.tensors)
+            plain["tensors"] = [name[:500] for name in self.tensors[:MAX_TENSORS]]
         return plain
 
 
@@ -102,6 +115,7 @@ class SegmentResult:
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
     final_state: str | None = None  # state root (hex) that the last leaf commits to, if the evidence could be opened
+    opening: dict[str, Any] | None = None  # the proof of replay (evidence/work.py), if the segment agreed
 
     @property
     def result(self) -> Result:
@@ -116,10 +130,11 @@ class SegmentResult:
             "last_step": self.last_step,
             "result": str(self.result),
             "reason": None if self.reason is None else str(self.reason),
-            "message": self.message,
+            "message": self.message[:MAX_MESSAGE],
             "divergence": None if self.divergence is None else self.divergence.to_json(),
             "counts": self.counts,
             "seconds": f"{self.seconds:.3f}",
+            "proof_of_replay": self.opening,
         }
 
 
