@@ -75,10 +75,13 @@ class LogReporter:
         self._run, self._logger = run_id, logger
         self._file = os.environ.get("VT_LOG_JSON")
         self._label, self._total, self._done, self._said = "", 0, 0, 0.0
+        self._first = 1
+        self._segment: int | None = None
 
-    def start(self, label: str, total: int) -> None:
+    def start(self, label: str, total: int, first: int = 1, segment: int | None = None) -> None:
         """Start a part."""
         self._label, self._total, self._done, self._said = label, total, 0, time.monotonic()
+        self._first, self._segment = first, segment
         self._say("started", steps=total)
 
     def advance(self, note: str = "") -> None:
@@ -86,14 +89,16 @@ class LogReporter:
         self._done += 1
         if self._done == self._total or time.monotonic() - self._said >= _EVERY_S:
             self._said = time.monotonic()
-            self._say("done" if self._done == self._total else "running", step=self._done, steps=self._total, note=note)
+            event = "done" if self._done == self._total else "running"
+            self._say(event, step=self._first + self._done - 1, done=self._done, steps=self._total, note=note)
 
     def message(self, text: str) -> None:
         """Log one line."""
         self._say("note", note=text)
 
     def _say(self, event: str, **fields: Any) -> None:
-        record = {"run": self._run, "segment": self._label, "event": event, **{k: v for k, v in fields.items() if v}}
+        known = {"segment": self._segment, "part": self._label or None, "event": event, **fields}
+        record = {"run": self._run, **{k: v for k, v in known.items() if v is not None and v != ""}}
         self._logger.info(" ".join(f"{k}={v!r}" for k, v in record.items()), extra={"vt": record})
         if self._file:
             line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **record})

@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.audit import audit
+from flows.slots import release_dead_slots
 from tasks.coverage import choose_unaudited, coverage
 from tasks.store import open_store
 
@@ -28,6 +29,9 @@ def audit_sampler(
     audited does not keep the others from it; the flow fails at the end if any could not.
     """
     log = get_run_logger()
+    released = release_dead_slots()
+    if released:
+        log.warning("%d places under the store's limit were held by dead runs and are free again", released)
     chosen = choose_unaudited(coverage(open_store(store)), segments)
     log.info("chosen: %s", chosen or "nothing is left to audit")
     verdicts: dict[str, Any] = {}

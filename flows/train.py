@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from flows.observing import observed, segment_tags, store_tags
-from tasks.params import load_params
-from tasks.training import Trainer, trainer_from_params
+from tasks.training import Trainer, open_trainer
 from vt_core.errors import SpecError
 from vt_core.evidence.records import Seal, SegmentRecord
 from vt_core.training.segment import Segment
@@ -66,13 +66,23 @@ def run_segments(trainer: Trainer) -> dict[str, Any]:
 
 @flow(name="train", persist_result=False, validate_parameters=False)
 def train(
-    params: str = "params.yaml", store: str | None = None, run_id: str | None = None, workspace: str = ".vt"
+    params: str = "params.yaml",
+    store: str | None = None,
+    run_id: str | None = None,
+    workspace: str = ".vt",
+    spec: str | None = None,
+    data: str | None = None,
+    device: str | None = None,
+    key: str | None = None,
 ) -> dict[str, Any]:
-    """Train the run that the parameter file describes; returns run id, state digest, root and sizes.
+    """Train the run that the parameter file or an agreed ``spec`` (a path or URL) describes.
 
-    A run of the same ``run_id`` is resumed. Raises SpecError, StoreError, and the engine's errors.
+    Returns run id, state digest, root and sizes. A run of the same ``run_id`` is resumed. ``key`` is the path of the
+    private key that signs the seal, by default what VT_KEY names: the server keeps parameters, so never the key itself.
+    Raises SpecError, StoreError, and the engine's errors.
     """
-    return run_segments(trainer_from_params(load_params(Path(params)), store, run_id, Path(workspace)))
+    key = key or os.environ.get("VT_KEY")
+    return run_segments(open_trainer(Path(params), store, run_id, Path(workspace), spec, data, device, key))
 
 
 def _error(state: Any) -> BaseException | None:

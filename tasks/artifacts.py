@@ -17,7 +17,7 @@ from types import TracebackType
 
 import yaml
 
-from tasks.dvc_objects import Pointer, check_listing, check_objects, object_name, read_listing
+from tasks.dvc_objects import Pointer, check_listing, check_objects, check_sizes, object_name, read_listing
 from tasks.dvc_process import DvcProcess
 from tasks.store import DvcRemote
 from vt_core.errors import EvidenceError, StoreError
@@ -119,7 +119,8 @@ class ArtifactStore:
         that name in each directory is brought (a report needs no checkpoints). Raises
         :class:`EvidenceError`: ``artifact_missing`` or ``artifact_corrupt`` if the remote lacks an object or
         holds other bytes, ``evidence_malformed`` for a listing that could write outside its directory. A
-        remote that cannot be reached is a :class:`StoreError`.
+        remote that cannot be reached is a :class:`StoreError`, and so is a disk that has no room for all of it:
+        nothing is fetched then.
         """
         base = self._workspace if into is None else into.absolute()
         if not base.is_relative_to(self._workspace):
@@ -130,6 +131,7 @@ class ArtifactStore:
             self._check_path(path)  # as it was given: joining it to a directory would hide '/x' and 'a//b'
         pointers = {(base / k).relative_to(self._workspace).as_posix(): p for k, p in pointers.items()}
         listings: dict[str, dict[str, str]] = {}
+        total = 0
         for path, pointer in pointers.items():
             self._check_path(path)
             data = read_listing(pointer, self._objects, path)
@@ -137,8 +139,10 @@ class ArtifactStore:
             if only is not None and only not in files:
                 raise EvidenceError("artifact_missing", f"{path} does not hold {only}", file=f"{path}/{only}")
             listings[path] = files if only is None else {only: files[only]}
+            total += check_sizes(listings[path], pointer, self._objects, path, whole=only is None)
             self._plant(data, pointer)
             self._write_pointer(path, pointer)
+        self._check_room(total)
         try:
             targets = (f"{path}.dvc" if only is None else f"{path}/{only}" for path in pointers)
             self._dvc.run(["--wait-for-lock", "pull", "--force", *targets], self._workspace)
@@ -183,6 +187,14 @@ class ArtifactStore:
         out = {"md5": pointer.md5, "size": pointer.size, "nfiles": pointer.nfiles, "hash": "md5"}
         text = yaml.safe_dump({"outs": [{**out, "path": path.rpartition("/")[2]}]}, sort_keys=False)
         _write_file(self._workspace / f"{path}.dvc", text.encode())
+
+    def _check_room(self, size: int) -> None:
+        free = shutil.disk_usage(self._workspace).free
+        if 2 * size > free:  # the cache and the workspace; one of them is spared where the disk can make reflinks
+            raise StoreError(
+                f"the artifacts have {size} bytes, of which {self._workspace} needs two copies, and {free} bytes are "
+                "free there; choose fewer segments, or another workspace"
+            )
 
     def _check_path(self, path: str) -> None:
         # A first dash would be an option of dvc.

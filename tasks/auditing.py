@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import time
@@ -17,15 +18,19 @@ from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import loads_strict
-from vt_core.training.environment import environment
+from vt_core.evidence.digests import read_bounded
+from vt_core.evidence.keys import SignerKey
+from vt_core.training.environment import MAX_ENVIRONMENT_BYTES, environment, is_flat
 from vt_core.training.job import Dataset, Job, load_job
 from vt_core.training.segment import ENVIRONMENT
 from vt_core.training.session import Session
 from vt_core.training.spec import RunSpec
-from vt_core.verify.audit import Run, check_agreement, choose_segments, no_replay_verdict, open_run, verdict
+from vt_core.verify.audit import Run, challenge, check_agreement, choose_segments, no_replay_verdict, open_run, verdict
 from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.replay import check_files, replay_segment
 from vt_core.verify.verdict import Divergence, Reason, SegmentResult
+
+_MOST_ENVIRONMENTS = 16
 
 
 class Auditor:
@@ -33,12 +38,20 @@ class Auditor:
 
     def __init__(
         self, run: RunStore, workspace: Path, limits: AuditorLimits, location: str | None = None, device: str = "cpu",
-        keep: bool = False,
+        keep: bool = False, nonce: str | None = None, key: SignerKey | None = None,
     ) -> None:  # fmt: skip
-        """Prepare. ``location`` is where this auditor's own copy of the data lies."""
+        """Prepare. ``location`` is where this auditor's own copy of the data lies.
+
+        ``nonce`` draws samples and the places of the proofs of replay; a client who does not trust its auditor gives
+        it. By default it comes from the system's randomness. Raises SpecError unless it is 8 to 64 hex digits.
+        ``key`` signs the verdict.
+        """
+        if nonce is not None and not re.fullmatch(r"[0-9a-f]{8,64}", nonce):
+            raise SpecError(f"nonce {nonce!r}: give 8 to 64 lower-case hex digits")
         self.run, self.limits, self.location, self.device, self.keep = run, limits, location, device, keep
-        self.nonce = secrets.token_hex(16)
-        self.workspace = workspace / f"audit-{run.run_id}-{self.nonce[:8]}"
+        self.key = key
+        self.nonce = nonce or secrets.token_hex(16)
+        self.workspace = workspace / f"audit-{run.run_id}-{secrets.token_hex(4)}"
         self.artifacts = ArtifactStore(self.workspace, run.store.dvc_remote())
         self._folders: dict[int, Path] = {}
         self._errors: dict[int, EvidenceError] = {}
@@ -66,12 +79,14 @@ class Auditor:
 
     def choose(self, choice: str) -> list[int]:
         """Check everything that needs no artifacts and choose the segments; raises as :meth:`prepare`."""
-        self._opened = open_run(self.run.commitments())
+        self._opened = open_run(self.run.commitments(), self.limits.keys)
         spec = self._opened.spec
         job, dataset = self._own_copy(spec)
         check_agreement(spec, job, dataset, self.limits)
         self._session = Session(spec, job, dataset, self.device)
-        return choose_segments(choice, self._opened, self.nonce)
+        chosen = choose_segments(choice, self._opened, self.nonce)
+        self.limits.check_sample(len(chosen), len(self._opened.records))
+        return chosen
 
     def fetch(self, chosen: Sequence[int]) -> None:
         """Fetch the artifacts of segments and of those before them. Raises StoreError."""
@@ -99,15 +114,21 @@ class Auditor:
                     Divergence(i),
                 )
         report = reporter.get()
-        report.start(f"replay of segment {index}", record.last_step - record.first_step + 1)
+        report.start(f"replay of segment {index}", record.last_step - record.first_step + 1, record.first_step, index)
         start = (run.records[index - 1], self._folders[index - 1]) if index else None
         with session.open():
             return replay_segment(
-                session, record, self._folders[index], start, self.limits, lambda step: report.advance()
-            )
+                session, record, self._folders[index], start, self.limits, lambda step: report.advance(),
+                challenge(run, self.nonce),
+            )  # fmt: skip
 
-    def conclude(self, results: Sequence[SegmentResult]) -> dict[str, Any]:
-        """Return the verdict over the replayed segments and store it."""
+    def conclude(
+        self, results: Sequence[SegmentResult], trainer_environments: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the verdict over the replayed segments and store it.
+
+        ``trainer_environments`` are those of segments that were replayed elsewhere.
+        """
         run, session = self._prepared()
         plain = verdict(
             run,
@@ -115,9 +136,9 @@ class Auditor:
             self.limits,
             self.nonce,
             environment(str(session.device)),
-            self._trainer_environments(run),
+            trainer_environments or self._trainer_environments(),
         )
-        return self._publish(plain)
+        return self._publish({**plain, "versions": self.run.versions()})
 
     def without_replay(self, error: EvidenceError) -> dict[str, Any]:
         """Return the verdict for a finding that needed no replay, and store it."""
@@ -132,7 +153,7 @@ class Auditor:
 
     def _publish(self, plain: dict[str, Any]) -> dict[str, Any]:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name = self.run.publish_verdict({**plain, "time": stamp}, stamp)
+        name = self.run.publish_verdict({**plain, "time": stamp}, stamp, self.key)
         return {**plain, "time": stamp, "stored_as": name}
 
     def _own_copy(self, spec: RunSpec) -> tuple[Job, Dataset]:
@@ -149,15 +170,31 @@ class Auditor:
             raise SpecError("prepare() comes first")
         return self._opened, self._session
 
-    def _trainer_environments(self, run: Run) -> dict[str, Any]:
+    def _trainer_environments(self) -> dict[str, Any]:
         """Return what the trainer says it ran on, per distinct environment: the first segment and the record."""
-        seen: dict[str, Any] = {}
-        for index, folder in sorted(self._folders.items()):
-            try:
-                check_files(run.records[index], folder)
-                record = loads_strict((folder / ENVIRONMENT).read_bytes(), ENVIRONMENT, 1 << 20)
-            except (EvidenceError, OSError):
-                continue
-            if record not in seen.values():
-                seen[f"from_segment_{index}"] = record
-        return seen
+        return distinct_environments({index: self.trainer_environment(index) for index in self._folders})
+
+    def trainer_environment(self, index: int) -> dict[str, Any] | None:
+        """Return the environment record of a fetched segment, None unless it is the committed file."""
+        run, _ = self._prepared()
+        folder = self._folders.get(index)
+        try:
+            check_files(run.records[index], folder or Path())
+            path = (folder or Path()) / ENVIRONMENT
+            record = loads_strict(read_bounded(path, MAX_ENVIRONMENT_BYTES, ENVIRONMENT), ENVIRONMENT)
+        except (EvidenceError, OSError):
+            return None
+        return record if isinstance(record, dict) else None
+
+
+def distinct_environments(by_segment: Mapping[int, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return each distinct environment record once, under the first segment that has it.
+
+    Records that are no environment are left out, and so are all but the first few: what a trainer says of its machines
+    must not make a verdict that cannot be stored.
+    """
+    seen: dict[str, Any] = {}
+    for index, record in sorted(by_segment.items()):
+        if len(seen) < _MOST_ENVIRONMENTS and is_flat(record) and record not in seen.values():
+            seen[f"from_segment_{index}"] = record
+    return seen

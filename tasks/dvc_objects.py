@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -125,6 +126,39 @@ def check_listing(data: bytes, pointer: Pointer, what: str) -> dict[str, str]:
     return files
 
 
+def check_sizes(files: Mapping[str, str], pointer: Pointer, remote: CommitmentStore, what: str, whole: bool) -> int:
+    """Return the bytes that fetching ``files`` of a listing takes; nothing is read.
+
+    DVC copies whatever lies at an address: a sparse file of terabytes, a named pipe that never answers. Raises
+    :class:`EvidenceError`: ``artifact_missing`` for an object that is not there, ``artifact_corrupt`` if the sizes
+    do not add up to what the pointer says (``whole``: if ``files`` are all of the listing; else if they are more).
+    A link, pipe or device in an object's place is a :class:`StoreError`.
+    """
+
+    def measure(item: tuple[str, str]) -> int:
+        path, md5 = item
+        try:
+            size = remote.size(object_name(md5))
+        except NotFound as error:
+            raise _missing(path, md5, remote, what) from error
+        if size > pointer.size:
+            message = f"{what}: {path} in {remote.url} has {size} bytes, the evidence says {pointer.size} for all files"
+            raise EvidenceError("artifact_corrupt", message, artifact=what, file=path)
+        return size
+
+    with ThreadPoolExecutor(max_workers=16) as pool:  # the time goes into waiting for the store
+        total = sum(pool.map(measure, sorted(files.items())))
+    if total > pointer.size or (whole and total != pointer.size):
+        if total <= 2 * pointer.size:  # so much can be read to find out which
+            check_objects(files, remote, what)
+        raise EvidenceError(
+            "artifact_corrupt",
+            f"{what}: its {len(files)} files in {remote.url} have {total} bytes, the evidence says {pointer.size}",
+            artifact=what,
+        )
+    return total
+
+
 def check_objects(files: Mapping[str, str], remote: CommitmentStore, what: str) -> None:
     """Read every file of a listing from the remote; raise ``artifact_missing`` or ``artifact_corrupt`` for
     the first that is not there or has another MD5.
@@ -133,12 +167,7 @@ def check_objects(files: Mapping[str, str], remote: CommitmentStore, what: str) 
         try:
             found = remote.hash(object_name(md5), "md5")
         except NotFound as error:
-            raise EvidenceError(
-                "artifact_missing",
-                f"{what}: {path} (MD5 {md5}) is not in {remote.url}",
-                artifact=what,
-                file=path,
-            ) from error
+            raise _missing(path, md5, remote, what) from error
         if found != md5:
             raise EvidenceError(
                 "artifact_corrupt",
@@ -146,6 +175,11 @@ def check_objects(files: Mapping[str, str], remote: CommitmentStore, what: str) 
                 artifact=what,
                 file=path,
             )
+
+
+def _missing(path: str, md5: str, remote: CommitmentStore, what: str) -> EvidenceError:
+    message = f"{what}: {path} (MD5 {md5}) is not in {remote.url}"
+    return EvidenceError("artifact_missing", message, artifact=what, file=path)
 
 
 def _malformed(why: str) -> EvidenceError:

@@ -86,6 +86,8 @@ def parse_params(plain: Any, folder: Path, what: str) -> Params:
     _known(data, ("location",), f"{what}: data")
     audit = _section(plain, "audit", what)
     _known(audit, _AUDIT, f"{what}: audit")
+    if isinstance(audit.get("limits"), dict):
+        audit = {**audit, "limits": _with_key_paths(audit["limits"], folder)}
     location = data.get("location")
     if location is not None:
         location = str((folder / str(location)).resolve())
@@ -103,6 +105,16 @@ def parse_params(plain: Any, folder: Path, what: str) -> Params:
         audit,
         str(folder.resolve()),
     )
+
+
+def _with_key_paths(limits: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return ``audit.limits`` with the paths of keys taken from ``folder``; a key that is given as text stays."""
+    found = dict(limits)
+    for name in ("trainer_key", "client_key"):
+        value = found.get(name)
+        if isinstance(value, str) and (folder / value).is_file():
+            found[name] = str((folder / value).resolve())
+    return found
 
 
 def import_from(folder: str | None) -> None:

@@ -18,8 +18,10 @@ MISSING = "not available"
 RESULTS = ("verified", "rejected", "inconclusive")
 _MOST_ROWS = 400
 # Characters that a page would not show as they are: controls, and those that turn the direction of writing.
-_HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0x61C, 0xFEFF, *range(0x200B, 0x2010), *range(0x2028, 0x202F)}
-_VISIBLE = {c: f"\\u{c:04x}" for c in (_HIDDEN | {*range(0x2066, 0x206A)}) - {0x0A}}
+HIDDEN = {*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, 0x180E, 0xFEFF, *range(0x200B, 0x2010)}
+HIDDEN |= {*range(0x2028, 0x202F), *range(0x2060, 0x2070), *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)}
+_VISIBLE = {c: f"\\u{c:04x}" for c in HIDDEN - {0x0A}}
+_ONE_LINE = _VISIBLE | {0x0A: "\\n"}
 
 MEANINGS = {
     "chain_broken": "the committed records do not form one unbroken, sealed chain",
@@ -41,6 +43,23 @@ MEANINGS = {
 }
 
 
+def visible(text: str) -> str:
+    """Return ``text`` with control characters (but line feeds) and invisible ones spelt out, ``\\u001b`` for example.
+
+    A terminal obeys an escape sequence, whoever wrote it.
+    """
+    return text.translate(_VISIBLE)
+
+
+def one_line(value: object, limit: int = 2000) -> str:
+    """Return ``value`` as text on one line of at most ``limit`` characters, all of them visible.
+
+    Text from evidence must not begin a line of its own: it could look like one of ours.
+    """
+    text = str(value)
+    return (text if len(text) <= limit else text[: limit - 1] + "…").translate(_ONE_LINE)
+
+
 def escape(value: object, limit: int = 400) -> str:
     """Return ``value`` as text that is safe in HTML and in quoted attributes, of at most ``limit`` characters.
 
@@ -49,7 +68,7 @@ def escape(value: object, limit: int = 400) -> str:
     text = str(value)
     if len(text) > limit:
         text = text[: limit - 1] + "…"
-    return html.escape(text.translate(_VISIBLE), quote=True)
+    return html.escape(visible(text), quote=True)
 
 
 def get_map(plain: Any, key: str) -> Mapping[str, Any]:

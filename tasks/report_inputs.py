@@ -17,7 +17,7 @@ from tasks.artifacts import ArtifactStore
 from tasks.runs import RunStore, fetch_segments
 from vt_core.errors import EvidenceError, NotFound
 from vt_core.evidence.canonical import float_from_hex, loads_strict
-from vt_core.evidence.digests import check_file, sha256_bytes
+from vt_core.evidence.digests import check_file, read_bounded, sha256_bytes
 from vt_core.evidence.records import SegmentRecord
 from vt_core.training.segment import METRICS
 from vt_core.verify.audit import Run, open_run
@@ -102,7 +102,7 @@ def _checked(
         raise EvidenceError("artifact_missing", f"{METRICS} is not part of the evidence that was fetched")
     path = folders[index] / METRICS
     check_file(path, entry["sha256"], entry["size"], f"segment {index}: {METRICS}")
-    return read_metrics(path.read_bytes(), record.first_step, record.last_step)
+    return read_metrics(read_bounded(path, _MOST_BYTES, METRICS), record.first_step, record.last_step)
 
 
 def fetch_inputs(run: RunStore, replayed: Iterable[int], workspace: Path) -> ReportInputs:

@@ -9,8 +9,8 @@ from typing import Protocol
 class Reporter(Protocol):
     """Receives progress; implementations live with the CLI."""
 
-    def start(self, label: str, total: int) -> None:
-        """Start a part of ``total`` steps."""
+    def start(self, label: str, total: int, first: int = 1, segment: int | None = None) -> None:
+        """Start a part of ``total`` steps numbered from ``first``; ``segment`` if it is about one."""
 
     def advance(self, note: str = "") -> None:
         """One step of the current part is done."""
@@ -22,7 +22,7 @@ class Reporter(Protocol):
 class Silent:
     """Reports to nobody."""
 
-    def start(self, label: str, total: int) -> None:
+    def start(self, label: str, total: int, first: int = 1, segment: int | None = None) -> None:
         """Ignore."""
 
     def advance(self, note: str = "") -> None:

@@ -25,6 +25,9 @@ from vt_core.errors import StoreError
 MAX_COMMITMENT_BYTES = 64 * 1024 * 1024
 """Largest commitment that is read or written, in bytes."""
 
+MAX_LISTED = 5_000_000
+"""Most names of one listing; a run of a million segments has as many. More is a :class:`StoreError`."""
+
 _COMPONENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PARTS = ("commitments", "verdicts")
@@ -52,17 +55,28 @@ class CommitmentStore(Protocol):
         ``max_bytes``.
         """
 
+    def version(self, name: str) -> str | None:
+        """Return the store's own id of the version that :meth:`read` last gave of ``name``, None if it keeps none."""
+
     def exists(self, name: str) -> bool:
         """Tell whether the object ``name`` is there."""
 
     def list(self, prefix: str = "") -> list[str]:
-        """Return the names that begin with the string ``prefix``, sorted by code point."""
+        """Return the names that begin with the string ``prefix``, sorted by code point.
+
+        What could not be read under its name (a hidden file, ``a b``, bytes that are no UTF-8) is no object and is
+        left out: one odd file that somebody puts there must not stop everybody from listing. Raises
+        :class:`StoreError` for more than ``MAX_LISTED`` names.
+        """
 
     def hash(self, name: str, algorithm: str) -> str:
         """Return the hex digest of the object ``name`` by a ``hashlib`` algorithm, in constant memory.
 
         Raises :class:`NotFound`.
         """
+
+    def size(self, name: str) -> int:
+        """Return the size of the object ``name`` in bytes, without reading it. Raises :class:`NotFound`."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +143,17 @@ def check_name(name: str) -> str:
     Raises :class:`StoreError`. A leading dot is refused, which covers ``..`` and leaves dot files to the
     backends.
     """
-    if not name or len(name) > _MAX_NAME or not all(_COMPONENT.fullmatch(part) for part in name.split("/")):
+    if not is_name(name):
         raise StoreError(
             f"{name[:100]!r} cannot name an object: use components of letters, digits, '.', '_' and '-' that "
             f"do not begin with a dot, joined by '/', {_MAX_NAME} characters at most"
         )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Tell whether :func:`check_name` accepts ``name``."""
+    return 0 < len(name) <= _MAX_NAME and all(_COMPONENT.fullmatch(part) for part in name.split("/"))
 
 
 def check_prefix(prefix: str) -> str:

@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from urllib.parse import quote
 
-from tasks.store import MAX_COMMITMENT_BYTES, check_name, check_prefix
+from tasks.store import MAX_COMMITMENT_BYTES, MAX_LISTED, check_name, check_prefix, is_name
 from vt_core.errors import AlreadyExists, EvidenceError, NotFound, StoreError
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
@@ -56,10 +56,16 @@ class LocalCommitments:
     def read(self, name: str, max_bytes: int = MAX_COMMITMENT_BYTES) -> bytes:
         """Return the object ``name``; see :class:`tasks.store.CommitmentStore`."""
         with self._open(name) as file:
-            data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:
+            # The size first: a sparse file of terabytes costs its owner nothing.
+            too_large = os.fstat(file.fileno()).st_size > max_bytes
+            data = b"" if too_large else file.read(max_bytes + 1)
+        if too_large or len(data) > max_bytes:
             raise EvidenceError("evidence_malformed", f"{name} has more than {max_bytes} bytes", object=name)
         return data
+
+    def version(self, name: str) -> str | None:
+        """Return None: a directory keeps no versions."""
+        return None
 
     def exists(self, name: str) -> bool:
         """Tell whether the object ``name`` is there; see :class:`tasks.store.CommitmentStore`."""
@@ -74,23 +80,39 @@ class LocalCommitments:
         check_prefix(prefix)
         start = self._root / prefix.rpartition("/")[0]
         names: list[str] = []
-
-        def fail(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):  # nothing stored yet
-                raise error
-
+        base = start.relative_to(self._root).as_posix()
+        # A stack of our own: os.walk recurses, and whoever writes here chooses how deep.
+        pending = ["" if base == "." else f"{base}/"]
         with self._errors(f"list {prefix or 'all objects'}"):
             self._check_store("list")
-            for directory, subdirectories, files in os.walk(start, onerror=fail):
-                subdirectories[:] = [d for d in subdirectories if not d.startswith(".")]
-                base = Path(directory).relative_to(self._root)
-                names += [(base / file).as_posix() for file in files if not file.startswith(".")]
-        return sorted(name for name in names if name.startswith(prefix))
+            while pending:
+                above = pending.pop()
+                try:
+                    entries = os.scandir(self._root / above)
+                except FileNotFoundError:  # nothing stored yet
+                    continue
+                with entries:
+                    for entry in entries:
+                        name = f"{above}{entry.name}"
+                        if not is_name(name):
+                            continue
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(f"{name}/")
+                        elif name.startswith(prefix) and not _leads_to_directory(entry):
+                            names.append(name)
+                        if len(names) + len(pending) > MAX_LISTED:
+                            raise StoreError(f"cannot list {prefix} in {self.url}: more than {MAX_LISTED} names")
+        return sorted(names)
 
     def hash(self, name: str, algorithm: str) -> str:
         """Return the hex digest of the object ``name``; see :class:`tasks.store.CommitmentStore`."""
         with self._open(name) as file:
             return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+    def size(self, name: str) -> int:
+        """Return the size of the object ``name`` in bytes; see :class:`tasks.store.CommitmentStore`."""
+        with self._open(name) as file:
+            return os.fstat(file.fileno()).st_size
 
     @contextmanager
     def _open(self, name: str) -> Iterator[BufferedReader]:
@@ -133,6 +155,13 @@ class LocalCommitments:
                 f"cannot {doing} in {self.url}: {error.strerror or error}; check the directory's permissions "
                 "and free space"
             ) from error
+
+
+def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _make_directory(directory: Path) -> None:

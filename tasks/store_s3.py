@@ -19,7 +19,7 @@ import botocore.exceptions
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
-from tasks.store import MAX_COMMITMENT_BYTES, check_name, check_prefix
+from tasks.store import MAX_COMMITMENT_BYTES, MAX_LISTED, check_name, check_prefix, is_name
 from vt_core.errors import AlreadyExists, EvidenceError, NotFound, StoreError
 
 _CONFLICT_TRIES = 6
@@ -46,6 +46,7 @@ class S3Commitments:
         self._endpoint = endpoint
         self._region = region
         self._made: Any = None
+        self._versions: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -93,6 +94,10 @@ class S3Commitments:
             raise EvidenceError("evidence_malformed", f"{name} has more than {max_bytes} bytes", object=name)
         return data
 
+    def version(self, name: str) -> str | None:
+        """Return the version that was read of ``name``; see :class:`tasks.store.CommitmentStore`."""
+        return self._versions.get(name)
+
     def exists(self, name: str) -> bool:
         """Tell whether the object ``name`` is there; see :class:`tasks.store.CommitmentStore`."""
         key = self._prefix + check_name(name)
@@ -108,9 +113,12 @@ class S3Commitments:
         with self._errors(f"list {full}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full)
             for page in pages:
-                names += [entry["Key"][len(self._prefix) :] for entry in page.get("Contents", [])]
-        # A key ending in a slash is a folder marker that some tools leave.
-        return sorted(name for name in names if name and not name.endswith("/"))
+                listed = (entry["Key"][len(self._prefix) :] for entry in page.get("Contents", []))
+                # Not objects of ours: folder markers of other tools ('a/'), and keys that no check_name lets pass.
+                names += [name for name in listed if is_name(name)]
+                if len(names) > MAX_LISTED:
+                    raise StoreError(f"cannot list {full} in bucket {self._bucket}: more than {MAX_LISTED} names")
+        return sorted(names)
 
     def hash(self, name: str, algorithm: str) -> str:
         """Return the hex digest of the object ``name``; see :class:`tasks.store.CommitmentStore`."""
@@ -119,6 +127,17 @@ class S3Commitments:
             for chunk in body.iter_chunks(1 << 20):
                 digest.update(chunk)
         return digest.hexdigest()
+
+    def size(self, name: str) -> int:
+        """Return the size of the object ``name`` in bytes; see :class:`tasks.store.CommitmentStore`."""
+        key = self._prefix + check_name(name)
+        # Not HEAD: its 404 has no body, so a missing bucket would look like a missing object.
+        with self._errors(f"look for {key}"):
+            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1)
+            sizes = [int(entry["Size"]) for entry in page.get("Contents", []) if entry["Key"] == key]
+        if not sizes:
+            raise NotFound(f"there is no {name} in {self.url}")
+        return sizes[0]
 
     @property
     def _client(self) -> Any:
@@ -168,10 +187,14 @@ class S3Commitments:
         with self._errors(f"read {key}"):
             try:
                 version = self._first_version(key) if first else {}
-                body = self._client.get_object(Bucket=self._bucket, Key=key, **version)["Body"]
+                found = self._client.get_object(Bucket=self._bucket, Key=key, **version)
             except self._client.exceptions.NoSuchKey as error:
                 raise NotFound(f"there is no {name} in {self.url}") from error
-            with body:
+            given = version.get("VersionId") or found.get("VersionId")
+            if given:
+                self._versions[name] = given
+            body = found["Body"]
+            with body:  # not "as": that would give the connection underneath, which cannot tell a body cut short
                 yield body
 
     @contextmanager

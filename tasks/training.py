@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -11,20 +12,25 @@ from typing import Any
 
 from tasks.artifacts import ArtifactStore
 from tasks.in_use import in_use
-from tasks.params import Params
+from tasks.params import Params, import_from, load_params
 from tasks.reporter import reporter
 from tasks.runs import RunStore, fetch_segments, segment_folder
+from tasks.signing import read_spec, trainer_key
 from tasks.store import open_store
 from vt_core.errors import EvidenceError, SpecError, VtError
+from vt_core.evidence.agreement import AgreedSpec
+from vt_core.evidence.keys import SignerKey
 from vt_core.evidence.merkle import root
 from vt_core.evidence.records import Seal, SegmentRecord
+from vt_core.evidence.signatures import sign_seal
 from vt_core.training.checkpoint import load_checkpoint
-from vt_core.training.job import Dataset, Job
+from vt_core.training.job import Dataset, Job, load_job
 from vt_core.training.leaves import decode_leaves
 from vt_core.training.segment import LEAVES, METRICS, Segment, file_table, train_segment
 from vt_core.training.session import Session
-from vt_core.training.spec import RunSpec
+from vt_core.training.spec import RunSpec, parse_spec
 from vt_core.training.state import State, digest
+from vt_core.verify.audit import check_copies, check_machine
 
 
 class Trainer:
@@ -35,9 +41,13 @@ class Trainer:
 
     def __init__(
         self, run: RunStore, workspace: Path, spec: RunSpec, job: Job, dataset: Dataset, device: str = "cpu",
-        published: RunSpec | None = None,
+        published: RunSpec | None = None, agreement: bytes | None = None, key: SignerKey | None = None,
     ) -> None:  # fmt: skip
-        """Prepare; nothing is published yet."""
+        """Prepare; nothing is published yet.
+
+        ``agreement``: the parties' envelope over the spec, published beside it. ``key`` signs the seal.
+        """
+        self.agreement, self.key = agreement, key
         self.run, self.published = run, published or spec
         self.session = Session(spec, job, dataset, device)
         self.workspace = workspace / run.run_id
@@ -59,6 +69,8 @@ class Trainer:
         self.workspace.mkdir(parents=True, exist_ok=True)
         self.artifacts.init()
         self.run.publish_spec(self.published.to_bytes())
+        if self.agreement is not None:
+            self.run.publish_agreement(self.agreement)
         self.records = self.run.published()
         if self.records:
             self._state = self._resume(self.records[-1])
@@ -72,7 +84,7 @@ class Trainer:
         """Train segment ``index``; its files are in the workspace afterwards, nothing is published."""
         report = reporter.get()
         first, last = self.session.spec.segment_range(index)
-        report.start(f"segment {index}" if index else "initialisation", last - first + 1)
+        report.start(f"segment {index}" if index else "initialisation", last - first + 1, first, index)
         segment = train_segment(
             self.session, index, self._state, self._folder(index),
             lambda step, loss: report.advance("" if step == 0 else f"loss {loss:.4f}"),
@@ -102,7 +114,7 @@ class Trainer:
         return record
 
     def seal(self) -> Seal:
-        """Commit to the whole run."""
+        """Commit to the whole run, and sign that if there is a key."""
         leaves = [leaf for record in self.records for leaf in record.leaf_hashes()]
         if self._state is None:
             raise SpecError("nothing was trained yet")
@@ -115,6 +127,8 @@ class Trainer:
             state=digest(self._state).root.hex(),
         )
         self.run.publish_seal(seal)
+        if self.key is not None:
+            self.run.publish_signatures(*sign_seal(self.records, seal, self.key))
         return seal
 
     def summary(self, seal: Seal, seconds: float) -> dict[str, Any]:
@@ -132,6 +146,7 @@ class Trainer:
             "state_digest": seal.state,
             "root": seal.root,
             "spec": seal.spec,
+            "signed_by": None if self.key is None else self.key.keyid,
             "log_bytes": log_bytes,
             "fingerprint_bytes": fingerprint_bytes,
             "steps": steps,
@@ -195,12 +210,63 @@ def read_losses(run: RunStore, workspace: Path) -> list[tuple[int, float]]:
     return rows
 
 
-def trainer_from_params(params: Params, store: str | None, run_id: str | None, workspace: Path) -> Trainer:
-    """Build the trainer of a run from parameters. Raises SpecError."""
-    url = store or params.store
-    if url is None:
-        raise SpecError("no store: give --store URL, or 'store:' in the parameters")
+def trainer_from_params(
+    params: Params, store: str | None, run_id: str | None, workspace: Path, key: SignerKey | None = None
+) -> Trainer:
+    """Build the trainer of a run from parameters; ``key`` signs its seal. Raises SpecError."""
     job, dataset = params.open_job()
     spec = params.spec(job, dataset)
-    run = RunStore(open_store(url, create=True), run_id or new_run_id(spec))
-    return Trainer(run, workspace / "train", spec, job, dataset, params.device)
+    run = _run(spec, store or params.store, run_id)
+    return Trainer(run, workspace / "train", spec, job, dataset, params.device, key=key)
+
+
+def trainer_from_spec(
+    agreed: AgreedSpec, store: str | None, run_id: str | None, workspace: Path, location: str | None, device: str,
+    key: SignerKey | None = None,
+) -> Trainer:  # fmt: skip
+    """Build the trainer of just the run that a spec agrees on.
+
+    Raises SpecError if engine, libraries, code or data of this machine are not the agreed ones, EvidenceError if the
+    spec is malformed.
+    """
+    spec = parse_spec(agreed.spec)
+    try:
+        check_machine(spec)
+        job = load_job(spec.reference, dict(spec.args))
+        dataset = job.dataset(location)
+        check_copies(spec, job, dataset)
+    except EvidenceError as error:
+        raise SpecError(f"this machine cannot train the agreed spec ({error.reason}): {error}") from error
+    run = _run(spec, store, run_id)
+    return Trainer(run, workspace / "train", spec, job, dataset, device, agreement=agreed.envelope, key=key)
+
+
+def open_trainer(
+    params: Path, store: str | None = None, run_id: str | None = None, workspace: Path = Path(".vt"),
+    spec: str | None = None, data: str | None = None, device: str | None = None, key: str | None = None,
+) -> Trainer:  # fmt: skip
+    """Build a trainer from a parameter file or, with ``spec``, from an agreed spec.
+
+    With a spec, the parameter file need not be there; it says where data and store lie and which device trains,
+    nothing else. ``key`` is the *path* of a private key. Raises SpecError.
+    """
+    agreed = None if spec is None else read_spec(spec)
+    own = load_params(params) if agreed is None or params.exists() else None
+    if own is not None and data is not None:
+        own = own.with_location(data)
+    signer = trainer_key(agreed, key)
+    if agreed is None:
+        assert own is not None
+        own = own if device is None else dataclasses.replace(own, train={**own.train, "device": device})
+        return trainer_from_params(own, store, run_id, workspace, signer)
+    import_from(str(Path.cwd()) if own is None else own.folder)
+    return trainer_from_spec(
+        agreed, store or (own.store if own else None), run_id, workspace, own.location if own else data,
+        device or (own.device if own else "cpu"), signer,
+    )  # fmt: skip
+
+
+def _run(spec: RunSpec, url: str | None, run_id: str | None) -> RunStore:
+    if url is None:
+        raise SpecError("no store: give --store URL, or 'store:' in the parameters")
+    return RunStore(open_store(url, create=True), run_id or new_run_id(spec))

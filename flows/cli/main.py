@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from flows import settings
-from flows.cli.output import EXIT_ERROR, EXIT_OF, err, fail, print_json, print_summary, print_verdict
+from flows.cli import dispute, evidence, signing
+from flows.cli.frame import command, reexecute, store_url
+from flows.cli.output import EXIT_ERROR, EXIT_OF, err, print_json, print_summary, print_verdict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +34,7 @@ ProfileOption = Annotated[
     str | None, typer.Option("--profile", help="CPU profile: run in a fresh process that rounds differently.")
 ]
 WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="Folder for intermediate files.")]
+KeyOption = Annotated[str | None, typer.Option("--key", envvar="VT_KEY", help="File of the private key to sign with.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: what the parameters say.")]
 
 
@@ -44,6 +43,12 @@ def train(
     params: ParamsOption = Path("params.yaml"),
     store: StoreOption = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="Name of the run; resumes a run of that name.")] = None,
+    spec: Annotated[
+        str | None, typer.Option("--spec", help="An agreed spec (of vt spec): train just that, not the parameters.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Where your copy of the data lies.")] = None,
+    device: DeviceOption = None,
+    key: KeyOption = None,
     profile: ProfileOption = None,
     workspace: WorkspaceOption = Path(".vt"),
     as_json: JsonOption = False,
@@ -52,18 +57,21 @@ def train(
     """Train the run that the parameters describe, and publish its evidence segment by segment.
 
     A run that was stopped or killed goes on from its last published segment when it is started again with the same
-    --run-id, and ends in the same bits.
+    --run-id, and ends in the same bits. With --spec, what is trained comes from the agreed spec alone; the parameters,
+    if there are any, say where data and store lie. The seal is signed with --key (by default keys/trainer, if that key
+    has signed the spec).
     """
     with command(as_json, verbose, profile):
         from flows.cli.progress import show_progress
-        from tasks.params import load_params
-        from tasks.training import trainer_from_params
+        from tasks.training import open_trainer
 
-        trainer_from_params(load_params(params), store, run_id, workspace)  # a mistake is told before Prefect starts
+        open_trainer(
+            params, store, run_id, workspace, spec, data, device, key
+        )  # a mistake is told before Prefect starts
         from flows.train import train as flow
 
         with show_progress(quiet=as_json):
-            summary = flow(str(params), store, run_id, str(workspace))
+            summary = flow(str(params), store, run_id, str(workspace), spec, data, device, key)
         if as_json:
             print_json(summary)
         else:
@@ -84,6 +92,10 @@ def audit(
     workspace: WorkspaceOption = Path(".vt"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the fetched evidence in the workspace.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write the verdict as an HTML page too.")] = None,
+    nonce: Annotated[
+        str | None, typer.Option("--nonce", help="Hex digits the client chose: draw samples and proofs of replay.")
+    ] = None,
+    key: KeyOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -96,7 +108,8 @@ def audit(
         from tasks.params import Params, import_from, load_params
         from tasks.runs import RunStore
         from tasks.store import open_store
-        from vt_core.errors import SpecError
+        from vt_core.errors import EvidenceError, SpecError
+        from vt_core.verify.limits import portable_limits
 
         own: Params | None = None
         if params is not None or Path("params.yaml").exists():
@@ -115,16 +128,18 @@ def audit(
             from tasks.reporting import check_target
 
             check_target(report)
-        RunStore(open_store(url), run_id).commitments()  # a wrong name is told before Prefect starts
+        with suppress(EvidenceError):  # a finding, of which the flow makes a verdict
+            RunStore(open_store(url), run_id).commitments()  # a wrong name is told before Prefect starts
         from flows.audit import audit as flow
         from flows.cli.progress import show_progress
 
         location = data if data is not None else (own.location if own else None)
+        limits = portable_limits(section.get("limits"))
         with show_progress(quiet=as_json):
             verdict = flow(
                 run_id, url, segments or str(section.get("segments") or "all"), location,
-                device or str(section.get("device") or "cpu"), section.get("limits"), str(workspace), keep,
-                report=None if report is None else str(report),
+                device or str(section.get("device") or "cpu"), limits, str(workspace), keep,
+                report=None if report is None else str(report), nonce=nonce, key=key,
             )  # fmt: skip
         if as_json:
             print_json(verdict)
@@ -149,7 +164,7 @@ def show(
         from flows.cli.show import print_run, print_runs, run_summary, runs_summary
         from tasks.store import open_store
 
-        opened = open_store(_store_url(store, params))
+        opened = open_store(store_url(store, params))
         plain = runs_summary(opened) if run_id is None else run_summary(opened, run_id)
         if as_json:
             print_json(plain)
@@ -166,7 +181,7 @@ def runs(store: StoreOption = None, params: ParamsOption = Path("params.yaml"), 
         from flows.cli.runs import print_table, table
         from tasks.store import open_store
 
-        plain = table(open_store(_store_url(store, params)))
+        plain = table(open_store(store_url(store, params)))
         if as_json:
             print_json(plain)
         else:
@@ -187,7 +202,7 @@ def watch(
         from flows.cli.runs import follow
         from tasks.store import open_store
 
-        raise SystemExit(follow(open_store(_store_url(store, params)), run_id, interval, until, as_json))
+        raise SystemExit(follow(open_store(store_url(store, params)), run_id, interval, until, as_json))
 
 
 @app.command(epilog="Example: vt report RUN --store file://$PWD/store --out report.html")
@@ -205,7 +220,7 @@ def report(
         from flows.cli.report import make_report, print_report
         from tasks.store import open_store
 
-        plain = make_report(open_store(_store_url(store, params)), run_id, verdict, target, workspace)
+        plain = make_report(open_store(store_url(store, params)), run_id, verdict, target, workspace)
         if as_json:
             print_json(plain)
         else:
@@ -231,7 +246,7 @@ def gc(
         from flows.cli.gc import collect, print_garbage
         from tasks.store import open_store
 
-        plain = collect(open_store(_store_url(store, params)), workspace, abandoned or [], yes)
+        plain = collect(open_store(store_url(store, params)), workspace, abandoned or [], yes)
         if as_json:
             print_json(plain)
         else:
@@ -270,56 +285,9 @@ def demo(
         raise SystemExit(run_demo(workspace, profile, as_json, verbose))
 
 
-@contextmanager
-def command(as_json: bool, verbose: bool, profile: str | None) -> Iterator[None]:
-    """Frame of every command: settings, profile, and errors as one line with exit code 3."""
-    from vt_core.errors import VtError
-
-    try:
-        settings.apply(verbose)
-        if profile is not None:
-            reexecute(profile)
-        yield
-    except VtError as error:
-        fail(str(error), type(error).__name__, as_json)
-    except KeyboardInterrupt:
-        err.print("interrupted; start the same command again with the same --run-id to go on")
-        raise SystemExit(130) from None
-    except OSError as error:
-        fail(f"{error}. Check the path, its permissions and the free space.", type(error).__name__, as_json)
-    except RuntimeError as error:
-        if verbose:
-            raise
-        fail(f"{error} (--verbose shows more)", type(error).__name__, as_json)
-    except Exception as error:
-        # Anything else is a fault of ours and shows its traceback; code 1 would otherwise pass for a verdict.
-        if verbose or type(error).__module__.partition(".")[0] not in ("httpx", "httpcore", "prefect"):
-            raise
-        fail(
-            f"the Prefect server failed or went away ({error}); start the same command again with the same --run-id",
-            type(error).__name__, as_json,
-        )  # fmt: skip
-
-
-def reexecute(profile: str) -> None:
-    """Replace this process by one under ``profile``; returns if this process is under it already."""
-    from vt_core.engine.profiles import current_profile, environment_for
-
-    if current_profile() == profile:
-        return
-    environment = environment_for(profile)
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "flows.cli.main", *sys.argv[1:]], environment)
-
-
-def _store_url(store: str | None, params: Path) -> str:
-    from tasks.params import load_params
-    from vt_core.errors import SpecError
-
-    url = store or (load_params(params).store if params.exists() else None)
-    if url is None:
-        raise SpecError("no store: give --store URL, or --params FILE with 'store:' in it")
-    return url
+signing.register(app)
+evidence.register(app)
+dispute.register(app)
 
 
 def main() -> None:

@@ -5,21 +5,45 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
+
+from tasks.report_facts import HIDDEN, get_count, get_text, one_line, visible
 
 EXIT_VERIFIED, EXIT_REJECTED, EXIT_INCONCLUSIVE, EXIT_ERROR = 0, 1, 2, 3
 EXIT_OF = {"verified": EXIT_VERIFIED, "rejected": EXIT_REJECTED, "inconclusive": EXIT_INCONCLUSIVE}
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that spells out the control characters of what it is given to print.
+
+    Rich hands them to the terminal: a run's name or message with ESC in it could move the cursor, and with it the
+    word ``verified``, or fill the clipboard. Rich's own sequences (colours, progress bars) are made after this.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with visible text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+_JSON_ESCAPES = {c: json.dumps(chr(c))[1:-1] for c in HIDDEN}
+
+out = SafeConsole(highlight=False, soft_wrap=True)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(plain: Any) -> None:
-    """Print one JSON object on standard output; NaN and infinities become null."""
-    sys.stdout.write(json.dumps(_finite(plain), ensure_ascii=False, sort_keys=False) + "\n")
+    """Print one JSON object on standard output; NaN and infinities become null.
+
+    Characters that a terminal could obey are written as JSON escapes: the value is the same.
+    """
+    text = json.dumps(_finite(plain), ensure_ascii=False, sort_keys=False)
+    sys.stdout.write(text.translate(_JSON_ESCAPES) + "\n")
     sys.stdout.flush()
 
 
@@ -50,7 +74,7 @@ def print_verdict(verdict: dict[str, Any]) -> None:
     """Say a verdict to a person."""
     colour = {"verified": "green", "rejected": "red", "inconclusive": "yellow"}[verdict["verdict"]]
     reason = f" ({verdict['reason']})" if verdict["reason"] else ""
-    out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {escape(verdict['message'])}")
+    out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {escape(one_line(verdict['message']))}")
     coverage = verdict["coverage"]
     out.print(f"  run {verdict['run_id']}, {coverage['replayed']} of {coverage['total']} segments replayed")
     for op_class, n in verdict.get("counts", {}).items():
@@ -68,25 +92,23 @@ def print_verdict(verdict: dict[str, Any]) -> None:
         out.print(f"  stored as {verdict['stored_as']}", style="dim")
 
 
-def describe(divergence: dict[str, Any]) -> str:
-    """Return the place of a divergence in words."""
-    parts = [f"segment {divergence['segment']}"]
-    if "step" in divergence:
-        parts.append(f"step {divergence['step']}")
-    if "op" in divergence:
-        parts.append(f"op {divergence['op']}" + (f" in {divergence['module']}" if divergence.get("module") else ""))
-    if "element" in divergence:
-        parts.append(f"element {divergence['element']}")
-    if "trainer_value_text" in divergence:
-        parts.append(f"trainer {divergence['trainer_value_text']}")
-    if "auditor_value_text" in divergence:
-        parts.append(f"auditor {divergence['auditor_value_text']}")
-    if "distance_text" in divergence:
-        parts.append(f"{divergence['distance_text']} tolerances apart")
-    tensors = divergence.get("tensors", [])
-    if tensors:
+def describe(divergence: Any) -> str:
+    """Return the place of a divergence in words, on one line; what an audit would not write is left out."""
+    parts = [f"{key} {n}" for key in ("segment", "step") if (n := get_count(divergence, key)) is not None]
+    op, module = get_text(divergence, "op"), get_text(divergence, "module")
+    if op:
+        parts.append(f"op {one_line(op, 200)}" + (f" in {one_line(module, 200)}" if module else ""))
+    if (element := get_count(divergence, "element")) is not None:
+        parts.append(f"element {element}")
+    for side in ("trainer", "auditor"):
+        if (value := get_text(divergence, f"{side}_value_text")) is not None:
+            parts.append(f"{side} {one_line(value, 40)}")
+    if (distance := get_text(divergence, "distance_text")) is not None:
+        parts.append(f"{one_line(distance, 40)} tolerances apart")
+    tensors = divergence.get("tensors") if isinstance(divergence, dict) else None
+    if tensors and isinstance(tensors, (list, tuple)):
         more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-        parts.append("tensors " + ", ".join(tensors[:3]) + more)
+        parts.append("tensors " + ", ".join(one_line(t, 200) for t in tensors[:3]) + more)
     return ", ".join(parts)
 
 

@@ -25,7 +25,7 @@ class _Bars:
         self._progress = progress
         self._task = None
 
-    def start(self, label: str, total: int) -> None:
+    def start(self, label: str, total: int, first: int = 1, segment: int | None = None) -> None:
         self._task = self._progress.add_task(label, total=total, note="")
 
     def advance(self, note: str = "") -> None:
@@ -39,7 +39,7 @@ class _Bars:
 class _Lines:
     """For logs: one line when a part starts and one when it ends."""
 
-    def start(self, label: str, total: int) -> None:
+    def start(self, label: str, total: int, first: int = 1, segment: int | None = None) -> None:
         self._label, self._total, self._done, self._since = label, total, 0, time.perf_counter()
 
     def advance(self, note: str = "") -> None:

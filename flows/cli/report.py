@@ -25,7 +25,8 @@ def make_report(store: Store, run_id: str, name: str | None, target: Path, works
     run.commitments()  # a wrong name of a run is told as such
     verdict = stored_verdict(run, name)
     listed = verdict.get("segments")
-    indexes = [s["index"] for s in listed if isinstance(s, dict) and type(s.get("index")) is int] if listed else []
+    rows = listed if isinstance(listed, list) else []
+    indexes = [s["index"] for s in rows if isinstance(s, dict) and type(s.get("index")) is int]
     inputs = fetch_inputs(run, indexes, workspace / "report")
     write_report(target, verdict, inputs)
     return {

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flows.cli.output import EXIT_OF, err, out, print_json
 from tasks.coverage import Coverage, coverage, run_coverage
+from tasks.report_facts import one_line
 from tasks.runs import RunStore
 from tasks.store import Store
 from vt_core.errors import EvidenceError, NotFound, SpecError
@@ -33,10 +34,12 @@ def print_table(plain: dict[str, Any]) -> None:
         return
     shown = Table("run", "job", "segments", "sealed", "audited", "verdict")
     for row in plain["runs"]:
-        verdict = escape((row["verdict"] or "-") + (f" ({row['reason']})" if row["reason"] else ""))
+        verdict = escape((row["verdict"] or "-") + (f" ({one_line(row['reason'], 60)})" if row["reason"] else ""))
+        if row["unproven"]:
+            verdict += f" + {row['unproven']} without proof of replay"
         share = f"{row['audited_share']:.0%}" if row["sealed"] else "-"
         shown.add_row(
-            row["run_id"], escape((row["job"] or "?").rpartition(":")[2]), str(row["published"]),
+            row["run_id"], escape(one_line((row["job"] or "?").rpartition(":")[2], 60)), str(row["published"]),
             "yes" if row["sealed"] else "no", share, f"[{_COLOURS[row['verdict']]}]{verdict}[/]",
         )  # fmt: skip
     out.print(shown)
@@ -73,14 +76,16 @@ def _row(c: Coverage) -> dict[str, Any]:
         "audited_share": round(c.share, 4),
         "verdict": c.verdict,
         "reason": c.reason,
+        "unproven": c.unproven,
     }
 
 
 def _total(run: RunStore) -> int | None:
     try:
         plain = loads_strict(run.spec() or b"", "spec.json")
-        return segment_count(int(plain["steps"]), int(plain["segment_steps"]))
-    except (EvidenceError, NotFound, KeyError, TypeError, ValueError, ZeroDivisionError):
+        steps, length = plain["steps"], plain["segment_steps"]
+        return segment_count(steps, length) if type(steps) is type(length) is int and min(steps, length) > 0 else None
+    except (EvidenceError, NotFound, KeyError, TypeError):
         return None
 
 

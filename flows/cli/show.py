@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.cli.output import describe, out
+from tasks.report_facts import one_line
 from tasks.runs import RunStore, list_runs
 from tasks.store import Store
 from vt_core.errors import EvidenceError, NotFound, VtError
@@ -16,6 +17,8 @@ from vt_core.evidence.canonical import loads_strict
 from vt_core.evidence.digests import sha256_bytes
 from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.evidence.records import Commitments, check_chain, parse_seal, parse_segment
+
+MAX_SEGMENTS = 1_000_000  # as vt_core.training.spec, which loads torch
 
 
 def runs_summary(store: Store) -> dict[str, Any]:
@@ -53,7 +56,9 @@ def _published(commitments: Commitments) -> dict[str, Any]:
     """Check the commitments without replaying anything (and without the libraries of a replay)."""
     spec = loads_strict(commitments.spec or b"", "spec.json")
     try:
-        steps, length = int(spec["steps"]), int(spec["segment_steps"])
+        steps, length = spec["steps"], spec["segment_steps"]
+        if type(steps) is not int or type(length) is not int or steps < 1 or length < 1:
+            raise ValueError("steps and segment_steps must be counts")
         described = {"job": str(spec["reference"]), "steps": steps, "seed": str(spec["seed"])}
         described |= {"compute": str(spec["compute_dtype"]), "grid": str(spec["grid"])}
         count = segment_count(steps, length)
@@ -64,6 +69,8 @@ def _published(commitments: Commitments) -> dict[str, Any]:
     seal = None if commitments.seal is None else parse_seal(commitments.seal)
     if len(records) > count:
         raise EvidenceError("chain_broken", "there are more segments than the spec has")
+    if count > MAX_SEGMENTS:  # a list of all of them is made below
+        raise EvidenceError("evidence_malformed", f"spec.json: {count:.3g} segments are too many", file="spec.json")
     expected = count if seal is not None else len(records)
     ranges = [segment_range(steps, length, i) for i in range(expected)]
     check_chain(commitments.run_id, digest, ranges, records, seal)
@@ -85,7 +92,8 @@ def print_runs(plain: dict[str, Any]) -> None:
         return
     table = Table("run", "segments", "sealed", "last verdict")
     for row in plain["runs"]:
-        table.add_row(row["run_id"], str(row["segments"]), "yes" if row["sealed"] else "no", row["last_verdict"] or "-")
+        verdict = escape(one_line(row["last_verdict"] or "-", 40))
+        table.add_row(row["run_id"], str(row["segments"]), "yes" if row["sealed"] else "no", verdict)
     out.print(table)
 
 
@@ -93,11 +101,11 @@ def print_run(plain: dict[str, Any]) -> None:
     """Print one run."""
     out.print(f"[bold]{plain['run_id']}[/] in {plain['store']}")
     if plain["problem"]:
-        out.print(f"  [red]evidence problem[/] {escape(plain['problem'])}")
+        out.print(f"  [red]evidence problem[/] {escape(one_line(plain['problem']))}")
     else:
         out.print(
-            f"  job {plain['job']}, {plain['steps']} steps, seed {plain['seed']}, "
-            f"{plain['compute']} -> {plain['grid']}",
+            f"  job {one_line(plain['job'], 200)}, {plain['steps']} steps, seed {one_line(plain['seed'], 40)}, "
+            f"{one_line(plain['compute'], 40)} -> {one_line(plain['grid'], 40)}",
             markup=False,
         )
         out.print(f"  spec {plain['spec']}")
@@ -112,7 +120,8 @@ def print_run(plain: dict[str, Any]) -> None:
     for v in plain["verdicts"]:
         divergence = v.get("first_divergence")
         where = f", {describe(divergence)}" if divergence else ""
-        out.print(f"  {v.get('time', '')} {v['verdict']} {v.get('reason') or ''}{where}", markup=False)
+        said = " ".join(one_line(v.get(key) or "", 60) for key in ("time", "verdict", "reason"))
+        out.print(f"  {said}{where}", markup=False)
 
 
 def _last_verdict(run: RunStore) -> str | None:

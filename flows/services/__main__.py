@@ -157,7 +157,7 @@ def _settings(layout: Layout) -> str:
 
 def _clean() -> dict[str, str]:
     """This process's environment without anybody's keys: each service gets its own and no others."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "PREFECT_API", "VT_STORE"))}
+    return {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "PREFECT_API", "VT_STORE", "VT_KEY"))}
 
 
 def _prefect(layout: Layout, extra: dict[str, str]) -> dict[str, str]:

@@ -68,6 +68,13 @@ def test_the_seal_starts_the_audit(services: Services, verdict: dict[str, Any]):
     # The verdict lies where only auditors write, and the workers left nothing in the checkout.
     names = services.json("client", "show", "first")["verdicts"]
     assert len(names) == 1 and names[0]["verdict"] == "verified"
+    # It names the versions of the commitments it rests on: the first ones.
+    with pytest.MonkeyPatch.context() as patch:
+        rests_on = json.loads(services.store("client", patch).verdicts.read(names[0]["name"]))["versions"]
+    base = "prod/commitments/runs/first/"
+    listed = services.client("client").list_object_versions(Bucket="evidence", Prefix=base)["Versions"]
+    kept = {v["Key"].removeprefix(base): v["VersionId"] for v in listed}
+    assert rests_on == {name: kept[name] for name in ("spec.json", "seal.json")}
     assert (services.folder / "work" / "train" / "first").is_dir()
     assert not any((services.folder / "work" / "audit").iterdir()), "fetched evidence is removed after the audit"
 
@@ -85,11 +92,15 @@ def test_replays_in_other_workers_give_the_same_verdict(services: Services, verd
     assert len(board) == 2, board
     same = ("spec", "root", "state", "verdict", "reason")
     assert [whole[k] for k in same] == [fanned[k] for k in same]
+    own = ("seconds", "proof_of_replay")  # each audit opens other places
     plain = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+        [{k: v for k, v in row.items() if k not in own} for row in rows]
         for rows in (whole["segments"][1:], fanned["segments"])
     ]
     assert plain[0] == plain[1]
+    assert all(row["proof_of_replay"]["path"] for row in fanned["segments"])
+    assert fanned["state_checked"] and list(fanned["trainer_environments"]) == ["from_segment_1"]
+    assert services.row("first")["unproven"] == 0
     # Two workers took part: each replayed one of the two segments.
     logs = [(services.folder / f"worker-replayer{n}.log").read_text(errors="replace") for n in ("", "-2")]
     assert all("Completed" in log or "exited cleanly" in log for log in logs), [log[-500:] for log in logs]

@@ -23,6 +23,9 @@ MAX_DEPTH = 64
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 """Largest document accepted unless the caller says otherwise, in bytes."""
 
+MAX_VALUES = 1 << 22
+"""Most values in a document: an empty list takes 3 bytes there, and 20 times as much in memory."""
+
 
 def dumps(obj: Any) -> bytes:
     """Return the RFC 8785 form of ``obj``: dict with string keys, list, str, bool, None, int below 2^53,
@@ -42,11 +45,14 @@ def loads_strict(data: bytes, what: str, max_bytes: int = DEFAULT_MAX_BYTES) -> 
     """Parse ``data``, which must be the canonical form of the value it holds, and return that value.
 
     ``what`` names the document in messages. An integral float comes back as an int, since RFC 8785 writes
-    both alike. Raises :class:`EvidenceError` ``evidence_malformed`` for anything that is not canonical, and
-    for more than ``max_bytes`` bytes.
+    both alike. Raises :class:`EvidenceError` ``evidence_malformed`` for anything that is not canonical, for
+    more than ``max_bytes`` bytes, and for more than ``MAX_VALUES`` commas and opening brackets (each value has
+    one of them before it; those inside strings count too).
     """
     if len(data) > max_bytes:
         raise _malformed(what, f"it has {len(data)} bytes, the limit is {max_bytes}")
+    if len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise _malformed(what, f"it may hold more than {MAX_VALUES} values")
     try:
         # json.loads(bytes) would guess UTF-16 and UTF-32 and skip a byte order mark: decode first.
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)

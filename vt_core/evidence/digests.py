@@ -98,6 +98,32 @@ def check_file(
         )
 
 
+def read_bounded(path: str | os.PathLike[str], max_bytes: int, what: str) -> bytes:
+    """Return the content of the regular file ``path``, which may have at most ``max_bytes`` bytes.
+
+    Never allocates more than that, whatever the file claims to be. Raises :class:`EvidenceError`:
+    ``artifact_missing`` if there is no such file, ``artifact_corrupt`` if it is no regular file,
+    ``evidence_malformed`` if it is larger. An unreadable disk is a :class:`StoreError`.
+    """
+    name = Path(path).name
+    try:
+        with _open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(max_bytes + 1) if size <= max_bytes else b""
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise EvidenceError("artifact_missing", f"{what}: the file {name} is missing", file=name) from error
+    except _NotRegular as error:
+        raise EvidenceError("artifact_corrupt", f"{what}: {name} {error.strerror}", file=name) from error
+    except OSError as error:
+        raise StoreError(f"{what}: cannot read {os.fspath(path)}: {error.strerror or error}") from error
+    if size > max_bytes or len(data) > max_bytes:  # it may have grown since
+        found = max(size, len(data))
+        raise EvidenceError(
+            "evidence_malformed", f"{what}: {name} has {found} bytes, the limit is {max_bytes}", file=name
+        )
+    return data
+
+
 class _NotRegular(OSError):
     """The path names a symbolic link, a directory, a device or a pipe."""
 

@@ -23,12 +23,19 @@ MAX_RECORD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Commitments:
-    """The commitments of a run as read from the store; ``None`` where an object is absent."""
+    """The commitments of a run as read from the store; ``None`` where an object is absent.
+
+    ``agreement``: the parties' envelope over the spec. ``note``: the signed checkpoint over the seal. ``model``: the
+    final model's attestation.
+    """
 
     run_id: str
     spec: bytes | None
     segments: Sequence[bytes]
     seal: bytes | None
+    agreement: bytes | None = None
+    note: bytes | None = None
+    model: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -119,13 +126,15 @@ def check_chain(
     ranges: Sequence[tuple[int, int]],
     records: Sequence[SegmentRecord],
     seal: Seal | None,
+    digests: Sequence[str] | None = None,
 ) -> None:
     """Check that records follow one another, belong to this run and spec, and are what the seal sealed.
 
-    ``ranges`` holds the (first, last) steps of every segment of the spec. Raises EvidenceError: ``spec_mismatch``,
+    ``ranges`` holds the (first, last) steps of every segment of the spec. ``digests`` are those of the records, if
+    the caller has their bytes: writing them out again takes most of the time. Raises EvidenceError: ``spec_mismatch``,
     ``chain_broken`` or ``evidence_malformed``, with the segment.
     """
-    previous: str | None = None
+    digests = [record.digest() for record in records] if digests is None else digests
     for index, record in enumerate(records):
         if record.spec != spec_digest:
             raise EvidenceError("spec_mismatch", f"segment {index} was made for another run spec", segment=index)
@@ -133,9 +142,8 @@ def check_chain(
             raise EvidenceError("chain_broken", f"segment {index} belongs to run {record.run_id!r}", segment=index)
         if record.index != index or (record.first_step, record.last_step) != ranges[index]:
             raise EvidenceError("chain_broken", f"segment {index} covers other steps than the spec says", segment=index)
-        if record.previous != previous:
+        if record.previous != (digests[index - 1] if index else None):
             raise EvidenceError("chain_broken", f"segment {index} does not follow the one before it", segment=index)
-        previous = record.digest()
     if seal is None:
         return
     if seal.run_id != run_id or seal.spec != spec_digest:
@@ -146,7 +154,6 @@ def check_chain(
             f"the run was sealed with {len(seal.segments)} of {len(ranges)} segments",
             file="seal.json",
         )
-    digests = [record.digest() for record in records]
     for index, (sealed, found) in enumerate(zip(seal.segments, digests, strict=False)):
         if sealed != found:
             raise EvidenceError("chain_broken", f"segment {index} is not the one that was sealed", segment=index)
