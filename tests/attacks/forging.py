@@ -1,0 +1,49 @@
+"""Tools of a forger: change evidence in a run's folder, then commit to it anew so that all digests fit again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attacks.zoo import SEGMENT
+from support.runs import artifacts, recommit
+
+from vt_core.engine.rounding_log import LogReader, LogWriter, StepLog, step_digest
+from vt_core.numerics import SiteEntries
+from vt_core.training.leaves import Leaf, decode_leaves, encode_leaves
+from vt_core.training.segment import LEAVES, LOG
+
+
+def leaves_of(folder: Path) -> list[Leaf]:
+    """Return the leaves of the segment that is forged."""
+    return decode_leaves((artifacts(folder, SEGMENT) / LEAVES).read_bytes())
+
+
+def commit(folder: Path, leaves: list[Leaf]) -> None:
+    """Publish other leaves for the forged segment, and all commitments anew."""
+    (artifacts(folder, SEGMENT) / LEAVES).write_bytes(encode_leaves(leaves))
+    recommit(folder, {SEGMENT: leaves})
+
+
+def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any]) -> None:
+    """Change the decoded log of the forged segment; the leaves' log digests and all commitments follow."""
+    path = artifacts(folder, SEGMENT) / LOG
+    with LogReader(path, 1 << 30) as reader:
+        header, logs = reader.header, {log.step: log for log in reader}
+    change(logs)
+    path.unlink()
+    digests = {}
+    with LogWriter(path, header) as writer:
+        for step, log in sorted(logs.items()):
+            digests[step] = step_digest(writer.append(log))
+    kept = [leaf for leaf in leaves_of(folder) if leaf.step in digests]
+    commit(folder, [dataclasses.replace(x, log=hashlib.sha256(digests[x.step]).digest()) for x in kept])
+
+
+def parity_site(log: StepLog) -> tuple[int, SiteEntries]:
+    """Return the site with the most entries among those that have parity entries only."""
+    number = max((n for n, s in log.sites.items() if not s.full_index.size), key=lambda n: log.sites[n].positions.size)
+    return number, log.sites[number]
