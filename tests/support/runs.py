@@ -235,16 +235,9 @@ def audit(
         for index in chosen:
             start = (run.records[index - 1], artifacts(folder, index - 1)) if index else None
             with session.open():
-                results.append(
-                    replay_segment(
-                        session,
-                        run.records[index],
-                        artifacts(folder, index),
-                        start,
-                        limits,
-                        challenge=challenge(run, nonce),
-                    )  # fmt: skip
-                )
+                where = artifacts(folder, index)
+                asked = challenge(run, nonce)
+                results.append(replay_segment(session, run.records[index], where, start, limits, challenge=asked))
         return verdict(run, results, limits, nonce, environment("cpu"))
     except EvidenceError as error:
         return no_replay_verdict(found.run_id, error)
