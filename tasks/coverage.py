@@ -116,17 +116,17 @@ def _is_proven(
     plain: Mapping[str, Any], rows: list[Mapping[str, Any]], spec: Mapping[str, Any], seal: Seal
 ) -> bool:  # fmt: skip
     """Whether each segment that the verdict calls replayed was: a finding against the trainer needs no such proof."""
+    claimed = [row for row in rows if row.get("result") == "verified"]
+    if not claimed:
+        return plain["verdict"] != "verified"
     try:
         ends = last_leaves(*(spec[key] for key in _STEPS))
-        for row in rows:
-            if row.get("result") == "verified":
-                index = row["index"]
-                check_proof(
-                    row.get("proof_of_replay"), index, str(plain.get("nonce")), seal.root, ends[index], seal.leaf_count
-                )
+        for row in claimed:
+            index, proof = row["index"], row.get("proof_of_replay")
+            check_proof(proof, index, str(plain.get("nonce")), seal.root, ends[index], seal.leaf_count)
     except (EvidenceError, LookupError, TypeError, ArithmeticError):
         return False
-    return bool(rows) or plain["verdict"] != "verified"
+    return True
 
 
 def choose_unaudited(runs: list[Coverage], count: int) -> dict[str, list[int]]:

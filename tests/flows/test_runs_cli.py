@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.records import judge, make_run
+from support.records import SPEC, judge, make_run
 from support.services import clean_environment
 
 from flows.cli.runs import follow
 from tasks.store import Store, open_store
 from vt_core.errors import SpecError
+from vt_core.evidence.canonical import dumps
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_runs_for_people_and_machines(store: Store, tmp_path: Path):
     assert list(rows) == ["bad", "fine", "going", "half"]
     assert rows["half"] == {
         "run_id": "half", "job": "my.jobs:Job", "published": 4, "sealed": True, "audited": [0, 3],
-        "audited_share": 0.5, "verdict": "verified", "reason": None,
+        "audited_share": 0.5, "verdict": "verified", "reason": None, "unproven": 0,
     }  # fmt: skip
     assert rows["bad"]["verdict"] == "rejected" and rows["bad"]["reason"] == "made_for_a_test"
     assert not rows["going"]["sealed"] and rows["going"]["verdict"] is None
@@ -62,7 +63,7 @@ def test_a_verdict_that_looks_like_markup_is_shown_as_it_is(store: Store, tmp_pa
     run = make_run(store, "r", 2)
     run.publish_verdict({"verdict": "rejected", "reason": "[red]x[/oops]", "segments": []}, "20260101T000000Z")
     assert "[red]x[/oops]" in vt(tmp_path, "runs", "--store", store.url).stdout
-    store.commitments.create("runs/s/spec.json", b'{"reference":"a:[/job]","seed":"[/b]"}')
+    store.commitments.create("runs/s/spec.json", dumps({**SPEC, "reference": "a:[/job]", "steps": 2, "seed": "[/b]"}))
     assert "[/job]" in vt(tmp_path, "runs", "--store", store.url).stdout
     vt(tmp_path, "show", "s", "--store", store.url)
 

@@ -9,13 +9,15 @@ from tasks.runs import RunStore
 from tasks.store import CommitmentStore, Store
 from vt_core.evidence.canonical import dumps
 from vt_core.evidence.digests import sha256_bytes
-from vt_core.evidence.merkle import root
+from vt_core.evidence.merkle import Tree, leaf_hash, root
 from vt_core.evidence.ranges import segment_range
 from vt_core.evidence.records import Seal, SegmentRecord
+from vt_core.evidence.work import Work, leaf_data
 
 LENGTH = 2  # steps of a segment
 SPEC = {
-    "reference": "my.jobs:Job", "segment_steps": LENGTH, "seed": "0", "compute_dtype": "float64", "grid": "float32",
+    "format": "vt-run-spec/1", "reference": "my.jobs:Job", "segment_steps": LENGTH, "commit_interval": 1, "seed": "0",
+    "compute_dtype": "float64", "grid": "float32",
 }  # fmt: skip
 
 
@@ -29,13 +31,13 @@ def make_run(store: Store, run_id: str, segments: int, sealed: bool = True, verd
     leaves: list[bytes] = []
     for index in range(segments):
         first, last = segment_range(steps, LENGTH, index)
-        own = [hashlib.sha256(f"{run_id} {step}".encode()).digest() for step in range(first, last + 1)]
+        own = [leaf_hash(leaf(run_id, step)) for step in range(first, last + 1)]
         leaves += own
         record = SegmentRecord(
             run_id=run_id, spec=sha256_bytes(spec), index=index, first_step=first, last_step=last,
             previous=records[-1].digest() if records else None,
             files={"leaves.bin": {"sha256": sha256_bytes(b"".join(own)), "size": 32 * len(own)}},
-            leaves=[leaf.hex() for leaf in own], root=root(own).hex(),
+            leaves=[h.hex() for h in own], root=root(own).hex(),
             pointer={"md5": f"{index:032x}.dir", "nfiles": 1, "path": f"segment-{index:05d}", "size": 32 * len(own)},
         )  # fmt: skip
         run.publish_segment(record)
@@ -52,11 +54,31 @@ def make_run(store: Store, run_id: str, segments: int, sealed: bool = True, verd
     return run
 
 
+def work(run_id: str, step: int) -> Work:
+    """Return the words of a step of three sites."""
+    return Work(b"".join(hashlib.sha256(f"{run_id} {step} {i}".encode()).digest()[:8] for i in range(3)))
+
+
+def leaf(run_id: str, step: int) -> bytes:
+    """Return the data of the leaf after a step."""
+    return leaf_data(step, b"s" * 32, b"l" * 32, b"t" * 32, work(run_id, step).commitment())
+
+
 def judge(run: RunStore, verdict: str, indices: Any, stamp: str = "20260101T000000Z") -> str:
-    """Store a verdict over some segments; returns its name."""
-    rows = [{"index": i} for i in indices]
+    """Store a verdict over some segments, with proofs of replay if it is ``verified``; returns its name."""
+    records, nonce = run.published(), "0123456789abcdef"
+    tree = Tree([h for record in records for h in record.leaf_hashes()])
+    named = {"state": (b"s" * 32).hex(), "log": (b"l" * 32).hex(), "trace": (b"t" * 32).hex()}
+    rows: list[dict[str, Any]] = []
+    for i in indices:
+        rows.append({"index": i, "result": verdict})
+        if verdict == "verified":
+            step = records[i].last_step
+            at = {"step": step, "leaf": step, "path": [h.hex() for h in tree.path(step)]}  # a leaf a step
+            rows[-1]["proof_of_replay"] = {**named, **at, **work(run.run_id, step).open(tree.root.hex(), nonce, i)}
     reason = None if verdict == "verified" else "made_for_a_test"
-    return run.publish_verdict({"verdict": verdict, "reason": reason, "segments": rows, "time": stamp}, stamp)
+    plain = {"verdict": verdict, "reason": reason, "segments": rows, "time": stamp, "nonce": nonce}
+    return run.publish_verdict(plain, stamp)
 
 
 class Counting:

@@ -226,6 +226,16 @@ def test_a_verdict_without_proof_of_replay_is_no_audit(store, lie):
     assert c.verdict == "verified" and c.audited == {1} and c.unproven == 1
 
 
+def test_a_rejection_needs_no_proof_and_no_readable_spec(store):
+    """A finding may be that the spec cannot be read."""
+    run = RunStore(store, "r")
+    run.publish_spec(b"{}")
+    run.publish_seal(Seal(run_id="r", spec="0" * 64, segments=["0" * 64], leaf_count=1, root="1" * 64, state="2" * 64))
+    run.publish_verdict({"verdict": "rejected", "reason": "evidence_malformed", "segments": []}, "20260101T000000Z")
+    c = only(store)
+    assert c.verdict == "rejected" and c.unproven == 0 and c.job is None
+
+
 def test_a_verdict_over_nothing_is_no_audit(store):
     run = make_run(store, "r")
     judge(run, "20260101T000000Z", "verified")
