@@ -51,6 +51,8 @@ def reconsider(
         if again is None:
             return first or found
         found = again
+        if _only_work(found):
+            return first or found
         explained = _explain(found, rounding.values, log_of, policy, grid, limits) if _may_be_honest(found) else None
         if explained is None:
             return found
@@ -65,8 +67,14 @@ def reconsider(
 
 def _may_be_honest(found: Found) -> bool:
     reason, _, place = found
-    at_a_site = place.site is not None and place.step is not None
-    return at_a_site and reason in (Reason.STATE_MISMATCH, Reason.WORK_MISMATCH, Reason.TOLERANCE_EXCEEDED)
+    if place.site is None or place.step is None or _only_work(found):
+        return False
+    return reason in (Reason.STATE_MISMATCH, Reason.TOLERANCE_EXCEEDED)
+
+
+def _only_work(found: Found) -> bool:
+    """Whether all that is left is a value that does not reach the state: it needs no explanation to be no fraud."""
+    return found[0] is Reason.TOLERANCE_EXCEEDED and found[2].element is None
 
 
 def _explain(

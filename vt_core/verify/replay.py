@@ -231,7 +231,16 @@ def _replay(
             same_trace = hashlib.sha256(b"".join(traces)).digest() == leaf.trace
             replayed = digest(session.capture(leaf.step))
             work = Work(b"".join(words))
-            found = _compare(record.index, leaf, replayed, same_trace, work.commitment() == leaf.work, first, limits)
+            found = _compare(
+                record.index,
+                leaf,
+                replayed,
+                same_trace,
+                work.commitment() == leaf.work,
+                rounding.fingerprints,
+                first,
+                limits,
+            )
             if found is not None:
                 return found, None
     return None, work
@@ -243,6 +252,7 @@ def _compare(
     replayed: StateDigest,
     same_trace: bool,
     same_work: bool,
+    fingerprints: bool,
     first: tuple[int, list[SiteFinding]] | None,
     limits: AuditorLimits,
 ) -> tuple[Reason, str, Divergence] | None:
@@ -268,9 +278,20 @@ def _compare(
     if replayed.root != leaf.state:
         return Reason.STATE_MISMATCH, message, place
     if not same_work:
-        message = "the replay ends in the committed state, but not by the values that the trainer committed to"
-        return Reason.WORK_MISMATCH, message, place
+        return _other_work(located is not None or not fingerprints, place)
     return None
+
+
+def _other_work(may_be_honest: bool, place: Divergence) -> tuple[Reason, str, Divergence]:
+    """The state agrees and the work does not: nothing was moved, but what does it say of the trainer?
+
+    Where a fingerprint differs (or there are none to tell), two honest machines may have differed by more than the
+    tolerance in a value that does not reach the state. Where none does, the commitment contradicts the trainer's log.
+    """
+    message = "the replay ends in the committed state, but not by the values that the trainer committed to"
+    if may_be_honest:
+        return Reason.TOLERANCE_EXCEEDED, f"{message}; they do not reach the state: recalibrate", place
+    return Reason.WORK_MISMATCH, f"{message}, although they have the fingerprints in its log", place
 
 
 def audited_counts(rounding: StrictRounding) -> dict[str, dict[str, Any]]:
