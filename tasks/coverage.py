@@ -16,7 +16,7 @@ from tasks.runs import RunStore, is_run_id, is_verdict_name
 from tasks.store import Store
 from vt_core.errors import EvidenceError, StoreError
 from vt_core.evidence.canonical import loads_strict
-from vt_core.evidence.outline import parse_outline
+from vt_core.evidence.outline import SpecOutline, parse_outline
 from vt_core.evidence.ranges import last_leaves
 from vt_core.evidence.records import Seal, parse_seal
 from vt_core.evidence.work import check_proof
@@ -47,7 +47,6 @@ class Coverage:
         return [i for i in range(self.segments or 0) if i not in self.audited]
 
 
-_STEPS = ("steps", "segment_steps", "commit_interval")
 _WORSE = {"verified": 0, "inconclusive": 1, "rejected": 2}
 
 
@@ -82,7 +81,7 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
             segments = len(seal.segments)
         except EvidenceError:
             segments = published
-    spec = _spec(run)
+    outline = _outline(run)
     unproven = 0
     audited: set[int] = set()
     worst: tuple[str, str | None] | None = None
@@ -91,7 +90,7 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
         if plain is None:
             continue
         rows = _rows(plain)
-        if seal is not None and not _is_proven(plain, rows, spec, seal):
+        if seal is not None and not _is_proven(plain, rows, outline, seal):
             unproven += 1
             continue
         # What an audit of the unsealed run could not tell is settled by a later one.
@@ -99,28 +98,27 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
             worst = (plain["verdict"], plain.get("reason"))
         audited |= {row["index"] for row in rows}
     verdict, reason = worst or (None, None)
-    job = spec.get("reference")
-    return Coverage(
-        run.run_id, job if isinstance(job, str) else None, published, sealed, segments, frozenset(audited), verdict,
-        reason, unproven,
-    )  # fmt: skip
+    job = outline.reference if outline is not None else None
+    return Coverage(run.run_id, job, published, sealed, segments, frozenset(audited), verdict, reason, unproven)
 
 
 def _rows(plain: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     rows = plain.get("segments")
     rows = rows if isinstance(rows, list) else []
-    return [row for row in rows if isinstance(row, dict) and type(row.get("index")) is int]
+    return [row for row in rows if isinstance(row, dict) and type(row.get("index")) is int and row["index"] >= 0]
 
 
 def _is_proven(
-    plain: Mapping[str, Any], rows: list[Mapping[str, Any]], spec: Mapping[str, Any], seal: Seal
+    plain: Mapping[str, Any], rows: list[Mapping[str, Any]], outline: SpecOutline | None, seal: Seal
 ) -> bool:  # fmt: skip
     """Whether each segment that the verdict calls replayed was: a finding against the trainer needs no such proof."""
     claimed = [row for row in rows if row.get("result") == "verified"]
     if not claimed:
         return plain["verdict"] != "verified"
+    if outline is None:
+        return False
+    ends = last_leaves(outline.steps, outline.segment_steps, outline.commit_interval)
     try:
-        ends = last_leaves(*(spec[key] for key in _STEPS))
         for row in claimed:
             index, proof = row["index"], row.get("proof_of_replay")
             check_proof(proof, index, str(plain.get("nonce")), seal.root, ends[index], seal.leaf_count)
@@ -142,12 +140,12 @@ def choose_unaudited(runs: list[Coverage], count: int) -> dict[str, list[int]]:
     return {run_id: sorted(indices) for run_id, indices in sorted(chosen.items())}
 
 
-def _spec(run: RunStore) -> Mapping[str, Any]:
-    """Return the run spec, read without the checks (and the libraries) that a replay needs; empty if malformed."""
+def _outline(run: RunStore) -> SpecOutline | None:
+    """Return what the run spec says, read without the libraries that a replay needs; None if it is malformed."""
     try:
-        return parse_outline(run.spec() or b"").plain
+        return parse_outline(run.spec() or b"")
     except EvidenceError:
-        return {}
+        return None
 
 
 def _read(run: RunStore, name: str) -> Mapping[str, Any] | None:

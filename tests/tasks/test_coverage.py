@@ -236,6 +236,16 @@ def test_a_rejection_needs_no_proof_and_no_readable_spec(store):
     assert c.verdict == "rejected" and c.unproven == 0 and c.job is None
 
 
+def test_a_segment_counts_once_whatever_number_it_is_given(store):
+    """Segment -1 would be the last one under another name, with a proof that holds."""
+    run = make_run(store, "r")
+    rows = [{"index": i, "result": "verified", "proof_of_replay": proof(3, "abcd0123")} for i in (3, -1)]
+    rows[1]["proof_of_replay"] = {**rows[1]["proof_of_replay"], **work_of(3).open(tree(4).root.hex(), "abcd0123", -1)}
+    verdict = {"verdict": "verified", "reason": None, "segments": rows, "nonce": "abcd0123"}
+    run.publish_verdict(verdict, "20260101T000000Z")
+    assert only(store).audited == {3} and only(store).share == 0.25
+
+
 def test_a_verdict_over_nothing_is_no_audit(store):
     run = make_run(store, "r")
     judge(run, "20260101T000000Z", "verified")
