@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vt_core.evidence.merkle import leaf_hash, node_hash, root
+from vt_core.evidence.ranges import last_leaves, leaves_in
 from vt_core.training.spec import RunSpec
 
 LEVELS = 4
@@ -99,7 +100,7 @@ def widen(tree_root: bytes, size: int, wider: int) -> bytes:
 
 def leaf_count(spec: RunSpec) -> int:
     """Return how many leaves a run of this spec has."""
-    return sum(_leaves_in(spec, *spec.segment_range(i)) for i in range(spec.segment_count))
+    return last_leaves(spec.steps, spec.segment_steps, spec.commit_interval)[-1] + 1
 
 
 def leaf_steps(spec: RunSpec, index: int) -> tuple[int, int, int]:
@@ -110,7 +111,7 @@ def leaf_steps(spec: RunSpec, index: int) -> tuple[int, int, int]:
     before = 0
     for segment in range(spec.segment_count):
         first, last = spec.segment_range(segment)
-        here = _leaves_in(spec, first, last)
+        here = leaves_in(first, last, spec.commit_interval)
         if index < before + here:
             interval = spec.commit_interval
             multiple = (first + interval - 1) // interval + (index - before)  # the leaf's number among the multiples
@@ -118,9 +119,3 @@ def leaf_steps(spec: RunSpec, index: int) -> tuple[int, int, int]:
             return segment, begin, min(multiple * interval, last)
         before += here
     raise IndexError(f"the run has {before} leaves, there is no leaf {index}")
-
-
-def _leaves_in(spec: RunSpec, first: int, last: int) -> int:
-    """Count the multiples of the commit interval in a segment, and its last step if that is none."""
-    interval = spec.commit_interval
-    return last // interval - (first - 1) // interval + (last % interval != 0)

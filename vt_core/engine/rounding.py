@@ -117,6 +117,10 @@ class DryRounding(Rounding):
         """Round ``x`` in place."""
         round_plain_(x, self.grid, False)
 
+    def plain(self, x: Tensor, place: Place) -> None:
+        """Round ``x`` in place; nobody asks for its fingerprint."""
+        round_plain_(x, self.grid, False)
+
 
 class TrainerRounding(Rounding):
     """Round and log what could go either way."""

@@ -183,12 +183,18 @@ def read_verifier_key(text_or_path: str) -> VerifierKey:
         raise SpecError(f"{text_or_path}: {error}") from None
 
 
-def _key_bytes(text: str) -> bytes:
+def decode_base64(text: str) -> bytes | None:
+    """Return the bytes that ``text`` is the canonical base64 of (RFC 4648, one spelling only), None if it is none."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        data = b""
-    if base64.b64encode(data).decode() != text or len(data) != 1 + _KEY_BYTES:
+        return None
+    return data if base64.b64encode(data).decode() == text else None
+
+
+def _key_bytes(text: str) -> bytes:
+    data = decode_base64(text)
+    if data is None or len(data) != 1 + _KEY_BYTES:
         raise SpecError("the key is no base64 of 33 bytes: it was cut or damaged")
     if data[:1] != _ED25519:
         raise SpecError(f"the key is of signature type {data[0]}; only Ed25519 (type 1) is supported")

@@ -9,14 +9,13 @@ that does not verify rejects the note.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vt_core.errors import EvidenceError
 from vt_core.evidence.digests import is_sha256
-from vt_core.evidence.keys import SignerKey, VerifierKey
+from vt_core.evidence.keys import SignerKey, VerifierKey, decode_base64
 
 MAX_NOTE_BYTES = 64 << 10
 MAX_SIGNATURES = 64
@@ -114,7 +113,7 @@ def parse_checkpoint(note: Note, what: str = "the note") -> Checkpoint:
         raise _malformed(
             what, "it is no checkpoint of a run: origin, size, root, seal and spec are needed, a line each"
         )
-    root = _base64(lines[2])
+    root = decode_base64(lines[2])
     if root is None or len(root) != 32:
         raise _malformed(what, "its root is no base64 of 32 bytes")
     digests = []
@@ -128,18 +127,10 @@ def parse_checkpoint(note: Note, what: str = "the note") -> Checkpoint:
 
 def _signature(line: str, what: str) -> NoteSignature:
     found = _LINE.fullmatch(line)
-    data = _base64(found[2]) if found is not None else None
+    data = decode_base64(found[2]) if found is not None else None
     if found is None or data is None or len(data) < 5:
         raise _malformed(what, "a signature line is not of the form '— NAME BASE64'")
     return NoteSignature(found[1], data[:4], data[4:])
-
-
-def _base64(text: str) -> bytes | None:
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return data if base64.b64encode(data).decode() == text else None  # one spelling only
 
 
 def _malformed(what: str, why: str) -> EvidenceError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 
 def segment_count(steps: int, segment_steps: int) -> int:
     """Return the number of segments of a run: the initialisation (segment 0) and the training segments."""
@@ -15,16 +17,16 @@ def segment_range(steps: int, segment_steps: int, index: int) -> tuple[int, int]
     return (index - 1) * segment_steps + 1, min(index * segment_steps, steps)
 
 
+def leaves_in(first: int, last: int, commit_interval: int) -> int:
+    """Return the number of leaves of a segment: one for each multiple of ``commit_interval``, and one for its end."""
+    return last // commit_interval - (first - 1) // commit_interval + (last % commit_interval != 0)
+
+
 def last_leaves(steps: int, segment_steps: int, commit_interval: int) -> list[int]:
     """Return, for each segment, the number of its last leaf among all leaves of the run.
 
-    A leaf is made after every step that is a multiple of ``commit_interval``, and after each segment's last step.
+    The last of them is the last leaf of the run.
     """
-    ends: list[int] = []
-    total = 0
-    for index in range(segment_count(steps, segment_steps)):
-        first, last = segment_range(steps, segment_steps, index)
-        multiples = last // commit_interval - (first - 1) // commit_interval
-        total += multiples + (last % commit_interval != 0)
-        ends.append(total - 1)
-    return ends
+    ranges = (segment_range(steps, segment_steps, index) for index in range(segment_count(steps, segment_steps)))
+    counts = accumulate(leaves_in(first, last, commit_interval) for first, last in ranges)
+    return [total - 1 for total in counts]

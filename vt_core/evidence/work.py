@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from vt_core.errors import EvidenceError
@@ -44,6 +45,7 @@ class Work:
         """Number of sites."""
         return len(self.words) // WORD_BYTES
 
+    @cached_property
     def tree(self) -> Tree:
         """Return the RFC 6962 tree over the words."""
         pieces = range(0, len(self.words), WORD_BYTES)
@@ -51,11 +53,11 @@ class Work:
 
     def commitment(self) -> bytes:
         """Return the hiding commitment (32 bytes) that goes into the leaf."""
-        return commitment(self.count, self.tree().root)
+        return commitment(self.count, self.tree.root)
 
     def open(self, anchor: str, nonce: str, segment: int) -> dict[str, Any]:
         """Return count, root and the words at the places that ``anchor`` and ``nonce`` draw, as plain JSON."""
-        tree = self.tree()
+        tree = self.tree
         sites = []
         for site in places(anchor, nonce, segment, self.count):
             word = self.words[site * WORD_BYTES : (site + 1) * WORD_BYTES]
