@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.plain import plain_steps
 from bench.workloads import location
 from vt_core.engine.rounding import DryRounding
 from vt_core.training.job import Dataset, Job, load_job
-from vt_core.training.sampler import Sampler
 from vt_core.training.session import Session
 from vt_core.training.spec import RunSpec, build_spec
 
@@ -63,29 +63,10 @@ def curve(name: str, mode: str, seed: int, steps: int, folder: Path) -> list[flo
 
 
 def _plain(job: Job, dataset: Dataset, spec: RunSpec, weights: dict[str, Any], dtype: torch.dtype) -> list[float]:
-    from vt_core.engine.streams import Streams
-
     torch.set_default_dtype(dtype)
-    streams = Streams(spec.seed)
-    sampler = Sampler(streams, spec.dataset_size, spec.batch_size)
     model = job.build_model().train()
     model.load_state_dict(weights)
-    optimizer = job.build_optimizer(model)
-    losses = []
-    for step in range(1, spec.steps + 1):
-        stream = streams.stream("augment", epoch=sampler.epoch(step), step=step)
-        arrays = dataset.batch(sampler.indices(step), stream)
-        batch = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
-        batch = {n: t.to(dtype) if t.is_floating_point() else t for n, t in batch.items()}
-        rate = job.learning_rate(step)
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] if rate is None else float(np.float32(rate))
-        optimizer.zero_grad(set_to_none=True)
-        loss = job.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        job.before_update(model)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses = [float(loss) for loss in plain_steps(job, dataset, spec, model, dtype)]
     torch.set_default_dtype(torch.float32)
     return losses
 

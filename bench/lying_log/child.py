@@ -10,16 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from bench.lying_log.cases import Case, known, with_steps
 from bench.lying_log.runs import Published, audit
-from vt_core.engine.streams import Streams
+from bench.plain import plain_steps
 from vt_core.evidence.records import parse_segment
 from vt_core.training.checkpoint import load_checkpoint
-from vt_core.training.sampler import Sampler
 from vt_core.training.spec import COMPUTE
 
 
@@ -40,21 +38,8 @@ def plain(case: Case, name: str, folder: Path, dtype: torch.dtype, out: Path) ->
     model = job.build_model().train()
     start = load_checkpoint(folder / name / "segment-00000").tensors
     model.load_state_dict({n.split(".", 1)[1]: t for n, t in start.items() if n.startswith(("param.", "buffer."))})
-    optimizer = job.build_optimizer(model)
-    streams = Streams(spec.seed)
-    sampler = Sampler(streams, spec.dataset_size, spec.batch_size)
-    for step in range(1, spec.steps + 1):
-        stream = streams.stream("augment", epoch=sampler.epoch(step), step=step)
-        arrays = dataset.batch(sampler.indices(step), stream)
-        batch = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
-        batch = {n: t.to(dtype) if t.is_floating_point() else t for n, t in batch.items()}
-        rate = job.learning_rate(step)
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] if rate is None else float(np.float32(rate))
-        optimizer.zero_grad(set_to_none=True)
-        job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
-        job.before_update(model)
-        optimizer.step()
+    for _ in plain_steps(job, dataset, spec, model, dtype):
+        pass
     tensors = {f"param.{n}": p.detach().clone() for n, p in model.named_parameters()}
     tensors |= {f"buffer.{n}": b.detach().clone() for n, b in model.named_buffers()}
     save_file(tensors, out)
