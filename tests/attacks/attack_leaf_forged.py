@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from attacks.forging import commit, leaves_of
 from attacks.zoo import SEGMENT, Attack, Lab, Mounted, Place
+from support.forging import commit, leaves_of
 from support.runs import artifacts
 
 from vt_core.training.checkpoint import load_checkpoint, save_checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attacks.forging import commit, leaves_of
 from attacks.zoo import Attack, Lab, Mounted, Place
+from support.forging import commit, leaves_of
 
 
 def swap(folder: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from attacks.forging import parity_site, rewrite_log
 from attacks.zoo import Attack, Lab, Mounted, Place
+from support.forging import parity_site, rewrite_log
 
 from vt_core.engine.rounding_log import StepLog
 

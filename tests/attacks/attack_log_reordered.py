@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from attacks.forging import rewrite_log
 from attacks.zoo import Attack, Lab, Mounted, Place
+from support.forging import rewrite_log
 
 from vt_core.engine.rounding_log import StepLog
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from attacks.zoo import SEGMENT, Attack, Lab, Mounted, Place
-from support.runs import artifacts, recommit
-
-from vt_core.engine.rounding_log import LogReader, LogWriter
-from vt_core.training.segment import LOG
-
-
-def cut(folder: Path) -> None:
-    path = artifacts(folder, SEGMENT) / LOG
-    with LogReader(path, 1 << 30) as reader:
-        header, first = reader.header, reader.read_step(3)
-    path.unlink()
-    with LogWriter(path, header) as writer:
-        writer.append(first)
-    recommit(folder)
+from attacks.zoo import Attack, Lab, Mounted, Place
+from support.forging import truncate_log
 
 
 def mount(lab: Lab) -> Mounted:
-    return lab.forge(cut)
+    return lab.forge(truncate_log)
 
 
 ATTACK = Attack(

@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
-from attacks.forging import commit, leaves_of
 from attacks.zoo import Attack, Lab, Mounted, Place
+from support.forging import commit, leaves_of
 
 
 def forge(folder: Path) -> None:

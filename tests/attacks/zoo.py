@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.forging import SEGMENT as SEGMENT
 from support.runs import SMALL_DIGITS, Case, SessionMaker, StateChange, Trainer, audit, copy_run, read_commitments
 
 from vt_core.errors import EvidenceError
@@ -29,7 +30,6 @@ OTHER = Case(SMALL_DIGITS.reference, SMALL_DIGITS.args, {**SMALL_DIGITS.train, "
 """Another honest run of the same job, for what is taken from elsewhere."""
 
 SIGNED = ("agreement.json", "seal.note", "model.dsse.json")
-SEGMENT = 2  # steps 3 and 4 of SMALL_DIGITS: where evidence is forged
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +12,15 @@ import numpy as np
 import pytest
 import torch
 from support.cheats import relabelled
+from support.forging import SEGMENT, commit, leaves_of, rewrite_log, truncate_log
 from support.runs import SMALL_DIGITS, Trainer, artifacts, audit, copy_run, recommit
 
-from vt_core.engine.rounding_log import LogReader, LogWriter, StepLog, step_digest
+from vt_core.engine.rounding_log import LogReader, StepLog
 from vt_core.numerics import SiteEntries
 from vt_core.training.checkpoint import load_checkpoint, save_checkpoint
-from vt_core.training.leaves import Leaf, decode_leaves, encode_leaves
+from vt_core.training.leaves import decode_leaves, encode_leaves
 from vt_core.training.segment import LEAVES, LOG, METRICS
 from vt_core.training.state import State, digest
-
-SEGMENT = 2  # steps 3 and 4
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +36,6 @@ def run(honest: Path, tmp_path: Path) -> Path:
 def outcome(folder: Path) -> tuple[str, str | None, dict[str, Any]]:
     verdict = audit(folder)
     return verdict["verdict"], verdict["reason"], verdict["first_divergence"] or {}
-
-
-def leaves_of(folder: Path) -> list[Leaf]:
-    return decode_leaves((artifacts(folder, SEGMENT) / LEAVES).read_bytes())
-
-
-def commit(folder: Path, leaves: list[Leaf]) -> None:
-    (artifacts(folder, SEGMENT) / LEAVES).write_bytes(encode_leaves(leaves))
-    recommit(folder, {SEGMENT: leaves})
 
 
 def test_committing_anew_without_a_change_is_verified(run: Path) -> None:
@@ -139,23 +128,6 @@ def test_state_that_cannot_be_used(how: str, run: Path) -> None:
 
 
 # The log
-
-
-def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any], fix_leaves: bool = True) -> None:
-    """Change the log of segment 2 and commit to it, with the leaves' log digests made to fit."""
-    path = artifacts(folder, SEGMENT) / LOG
-    with LogReader(path, 1 << 30) as reader:
-        header, logs = reader.header, {log.step: log for log in reader}
-    change(logs)
-    path.unlink()
-    digests = {}
-    with LogWriter(path, header) as writer:
-        for step, log in sorted(logs.items()):
-            digests[step] = step_digest(writer.append(log))
-    leaves = leaves_of(folder)
-    if fix_leaves:
-        leaves = [dataclasses.replace(x, log=hashlib.sha256(digests[x.step]).digest()) for x in leaves]
-    commit(folder, leaves)
 
 
 def parity_site(log: StepLog) -> tuple[int, SiteEntries]:
@@ -320,13 +292,7 @@ def test_record_of_another_step(run: Path) -> None:
 
 
 def test_step_missing_from_the_log(run: Path) -> None:
-    path = artifacts(run, SEGMENT) / LOG
-    with LogReader(path, 1 << 30) as reader:
-        header, first = reader.header, reader.read_step(3)
-    path.unlink()
-    with LogWriter(path, header) as writer:
-        writer.append(first)
-    recommit(run)
+    truncate_log(run)
     assert outcome(run)[:2] == ("rejected", "evidence_malformed")
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attacks.zoo import SEGMENT
 from support.runs import artifacts, recommit
 
 from vt_core.engine.rounding_log import LogReader, LogWriter, StepLog, step_digest
 from vt_core.numerics import SiteEntries
 from vt_core.training.leaves import Leaf, decode_leaves, encode_leaves
 from vt_core.training.segment import LEAVES, LOG
+
+SEGMENT = 2
+"""The forged segment; of SMALL_DIGITS it holds steps 3 and 4."""
 
 
 def leaves_of(folder: Path) -> list[Leaf]:
@@ -28,8 +30,8 @@ def commit(folder: Path, leaves: list[Leaf]) -> None:
     recommit(folder, {SEGMENT: leaves})
 
 
-def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any]) -> None:
-    """Change the decoded log of the forged segment; the leaves' log digests and all commitments follow."""
+def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any], fix_leaves: bool = True) -> None:
+    """Change the decoded log of the forged segment; commitments follow, with ``fix_leaves`` the leaves too."""
     path = artifacts(folder, SEGMENT) / LOG
     with LogReader(path, 1 << 30) as reader:
         header, logs = reader.header, {log.step: log for log in reader}
@@ -39,8 +41,22 @@ def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any]) -> No
     with LogWriter(path, header) as writer:
         for step, log in sorted(logs.items()):
             digests[step] = step_digest(writer.append(log))
-    kept = [leaf for leaf in leaves_of(folder) if leaf.step in digests]
-    commit(folder, [dataclasses.replace(x, log=hashlib.sha256(digests[x.step]).digest()) for x in kept])
+    leaves = leaves_of(folder)
+    if fix_leaves:
+        kept = [leaf for leaf in leaves if leaf.step in digests]
+        leaves = [dataclasses.replace(x, log=hashlib.sha256(digests[x.step]).digest()) for x in kept]
+    commit(folder, leaves)
+
+
+def truncate_log(folder: Path) -> None:
+    """Leave the last step out of the forged segment's log and commit to that."""
+    path = artifacts(folder, SEGMENT) / LOG
+    with LogReader(path, 1 << 30) as reader:
+        header, first = reader.header, reader.read_step(3)
+    path.unlink()
+    with LogWriter(path, header) as writer:
+        writer.append(first)
+    recommit(folder)
 
 
 def parity_site(log: StepLog) -> tuple[int, SiteEntries]:
