@@ -35,15 +35,16 @@ class Coverage:
     verdict: str | None  # the worst so far that still stands
     reason: str | None
     unproven: int = 0  # verdicts without a valid proof of replay, which count as no audit
+    tried: frozenset[int] = frozenset()  # segments that some audit could not tell about
 
     @property
     def share(self) -> float:
-        """Share of the segments that some audit has replayed."""
+        """Share of the segments that some audit has settled: replayed to the bit, or found at fault."""
         return len(self.audited) / self.segments if self.segments else 0.0
 
     @property
     def missing(self) -> list[int]:
-        """Segments that no audit has replayed yet."""
+        """Segments that no audit has settled yet."""
         return [i for i in range(self.segments or 0) if i not in self.audited]
 
 
@@ -84,6 +85,7 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
     outline = _outline(run)
     unproven = 0
     audited: set[int] = set()
+    tried: set[int] = set()
     worst: tuple[str, str | None] | None = None
     for name in sorted(verdict_names):
         plain = _read(run, name)
@@ -96,10 +98,14 @@ def run_coverage(run: RunStore, names: list[str], verdict_names: list[str]) -> C
         # What an audit of the unsealed run could not tell is settled by a later one.
         if worst is None or worst[0] == "inconclusive" or _WORSE[plain["verdict"]] > _WORSE[worst[0]]:
             worst = (plain["verdict"], plain.get("reason"))
-        audited |= {row["index"] for row in rows}
+        for row in rows:  # "cannot tell" costs its author nothing, so it settles nothing
+            (tried if row.get("result") == "inconclusive" else audited).add(row["index"])
     verdict, reason = worst or (None, None)
     job = outline.reference if outline is not None else None
-    return Coverage(run.run_id, job, published, sealed, segments, frozenset(audited), verdict, reason, unproven)
+    return Coverage(
+        run.run_id, job, published, sealed, segments, frozenset(audited), verdict, reason, unproven,
+        frozenset(tried - audited),
+    )  # fmt: skip
 
 
 def _rows(plain: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -128,15 +134,18 @@ def _is_proven(
 
 
 def choose_unaudited(runs: list[Coverage], count: int) -> dict[str, list[int]]:
-    """Choose ``count`` segments at random among all that belong to sealed runs and were never replayed.
+    """Choose ``count`` segments at random among all that belong to sealed runs and that no audit has settled.
 
-    A run that was rejected needs no further audit. The choice comes from the system's randomness, so nobody can
-    know it in advance.
+    Those that no audit has tried come first: what stays inconclusive for a good reason must not keep the sampler from
+    the others, and what a lazy auditor calls so is not spared for ever. A run that was rejected needs no further
+    audit. The choice comes from the system's randomness, so nobody can know it in advance.
     """
-    open_places = [(c.run_id, i) for c in runs if c.sealed and c.verdict != "rejected" for i in c.missing]
+    places = [(c, i) for c in runs if c.sealed and c.verdict != "rejected" for i in c.missing]
+    secrets.SystemRandom().shuffle(places)
+    places.sort(key=lambda place: place[1] in place[0].tried)  # stable: each of the two parts stays shuffled
     chosen: dict[str, list[int]] = {}
-    for run_id, index in secrets.SystemRandom().sample(open_places, min(count, len(open_places))):
-        chosen.setdefault(run_id, []).append(index)
+    for c, index in places[:count]:
+        chosen.setdefault(c.run_id, []).append(index)
     return {run_id: sorted(indices) for run_id, indices in sorted(chosen.items())}
 
 

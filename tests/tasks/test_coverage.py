@@ -186,6 +186,18 @@ def test_choice_skips_what_needs_no_audit():
     assert choose_unaudited(runs, 0) == {} and choose_unaudited([], 3) == {}
 
 
+def test_inconclusive_settles_nothing_and_comes_last(store):
+    """Who writes "inconclusive" without any work must not keep the sampler away."""
+    run = make_run(store, "r")
+    judge(run, "20260101T000000Z", "inconclusive", 0, 1, result="inconclusive", reason="environment_unsupported")
+    judge(run, "20260102T000000Z", "verified", 1)
+    c = only(store)
+    assert (c.audited, c.tried, c.missing) == ({1}, {0}, [0, 2, 3])
+    for _ in range(20):
+        assert choose_unaudited([c], 2) == {"r": [2, 3]}
+    assert choose_unaudited([c], 3) == {"r": [0, 2, 3]}
+
+
 def test_choice_is_fair_over_all_segments():
     runs = [_coverage("small", {0, 1, 2}), _coverage("large", set())]  # 1 and 4 open segments
     counts: Counter[tuple[str, int]] = Counter()
