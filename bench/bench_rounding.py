@@ -36,6 +36,7 @@ def compile_time() -> float:
         entries = kernels.trainer_round_(x, tolerance, Grid.parse("bfloat16"), True).entries
         kernels.auditor_round_(x, tolerance, Grid.parse("bfloat16"), entries, True)
         kernels.round_plain_(x, Grid.parse("bfloat16"), True)
+        kernels.is_on_grid(x, Grid.parse("bfloat16"))
         kernels.correctly_rounded_sqrt(x)
     return time.perf_counter() - start
 
@@ -45,11 +46,13 @@ def measure(log_size: int, compute: str, grid_name: str, rounds: int, with_refer
     source = torch.randn(1 << log_size, dtype=getattr(torch, compute), generator=torch.Generator().manual_seed(0))
     x = source.clone()
     entries = kernels.trainer_round_(x, tolerance, grid, False).entries
+    rounded = x.clone()
     work: dict[str, Callable[[], object]] = {
         "trainer": lambda: kernels.trainer_round_(x, tolerance, grid, False),
         "trainer+fp": lambda: kernels.trainer_round_(x, tolerance, grid, True),
         "auditor+fp": lambda: kernels.auditor_round_(x, tolerance, grid, entries, True),
         "plain": lambda: kernels.round_plain_(x, grid, False),
+        "on grid": lambda: kernels.is_on_grid(rounded, grid),
     }
     if with_reference:
         work["reference"] = lambda: reference.trainer_round_(x, tolerance, grid, False)
@@ -68,5 +71,6 @@ if __name__ == "__main__":
     print(f"first calls (compile or load): {compile_time():.1f} s; {kernels.worker_count()} threads")
     for compute, grid_name in (("float64", "float32"), ("float64", "bfloat16"), ("float32", "bfloat16")):
         measure(24, compute, grid_name, 7, with_reference=compute == "float64" and grid_name == "float32")
+        measure(20, compute, grid_name, 40, with_reference=False)
         measure(16, compute, grid_name, 200, with_reference=False)
         measure(8, compute, grid_name, 500, with_reference=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -20,7 +21,6 @@ from vt_core.numerics import (
     auditor_round_,
     kernels,
     reference,
-    trainer_round_,
 )
 
 
@@ -161,16 +161,22 @@ def test_fingerprint_is_the_documented_sum() -> None:
     assert kernels.fingerprint(x) == reference.fingerprint(x) == total % 2**64
 
 
-def test_environment_variable_forces_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the kernel ran")
-
-    monkeypatch.setattr(kernels, "trainer_round_", refuse)
-    x = torch.ones(3, dtype=torch.float64)
-    with pytest.raises(AssertionError, match="the kernel ran"):
-        trainer_round_(x, Tolerance(None, -44), Grid.parse("float32"), False)
-    monkeypatch.setenv("VT_REFERENCE_KERNELS", "1")
-    trainer_round_(x, Tolerance(None, -44), Grid.parse("float32"), False)
+@pytest.mark.parametrize(("setting", "runs"), [("1", "reference"), ("0", "kernels"), (None, "kernels")])
+def test_environment_variable_forces_the_reference(setting: str | None, runs: str) -> None:
+    code = """
+import sys, torch
+from vt_core.numerics import Grid, Tolerance, kernels, reference, trainer_round_
+for module in (kernels, reference):
+    module.trainer_round_ = lambda *_, name=module.__name__: print(name.rpartition(".")[2])
+trainer_round_(torch.ones(3), Tolerance(None, -20), Grid.parse("bfloat16"), False)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "VT_REFERENCE_KERNELS"}
+    if setting is not None:
+        environment["VT_REFERENCE_KERNELS"] = setting
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, timeout=120, capture_output=True, text=True
+    )
+    assert ran.stdout.split() == [runs]
 
 
 def test_no_log_at_all_means_own_rounding() -> None:

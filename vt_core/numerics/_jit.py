@@ -1,48 +1,56 @@
-"""Compiled inner loops of the interval rule (CPU). ``kernels`` is the interface; ``reference`` says what and
-why.
+"""Compiled inner loops of the interval rule (CPU). ``kernels`` is the interface; ``reference`` says what and why.
 
-All compiled functions that call each other live in this one file: numba's cache notices changes of a
-function's own file only. No fastmath anywhere: each line is one IEEE operation of the compute dtype, in the
-order of the reference.
-
-The loops over a block are free of branches and calls so that LLVM vectorises them. ``params`` describes the
-grid: ``(cap, max_value, smallest_binade, shift)`` with ``cap = 2**(emax+1)``, ``smallest_binade`` the bits of
-``2**emin`` as float64, and ``shift = (53 - precision) << 52``. ``rtol`` and ``absolute`` (``atol * 2**e``)
-have the dtype of ``x``.
+No fastmath anywhere: each line is one IEEE operation of the compute dtype, in the order of the reference. Tensors come
+as the address and number of their elements, which costs a call far less than an array does. Loops over a block have no
+branches and run over slices, not computed indexes: only then does LLVM vectorise them. ``_jit_base`` explains tame and
+wild blocks, ``ints``, ``floats`` and ``params``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
+from numba.np.numpy_support import carray
 
-BLOCK = 256
+from vt_core.numerics._jit_base import (
+    ABSOLUTE,
+    BLOCK,
+    EXPONENT,
+    LIMIT,
+    MAGNITUDE,
+    REACH,
+    RTOL,
+    SHIFT,
+    SILENT,
+    SMALLEST,
+    TO_HALF,
+    ZERO_RULE,
+    bits_of,
+    both,
+    compiled,
+    either,
+    exclusive,
+    float_of,
+    larger,
+    minus,
+    plus,
+    pointer,
+)
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_compiled = compiled  # for the other compiled modules
 
-
-def _compiled(function: _Function) -> _Function:
-    """Compile on first call.
-
-    Cached on disk where numba finds a writable place, else for this process only.
-    """
-    try:
-        return cast(_Function, numba.njit(function, nogil=True, cache=True))
-    except RuntimeError:  # "no locator available": read-only installation and no cache directory
-        return cast(_Function, numba.njit(function, nogil=True))
-
+# Where something in a block may have to be logged, the place is narrowed down to parts.
+PART = 64
 
 _EXPONENT_BITS = 0x7FF0000000000000
 _FACTOR = np.uint64(0x9E3779B1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
-@_compiled
+@compiled
 def _rnd(v: Any, params: Any) -> Any:
-    """Round float64 onto the grid, for all grids below float64.
+    """Round float64 onto the grid, for all grids below float64; -0 stays.
 
     Adding and subtracting ``c = 2**(E + 53 - precision)``, ``E`` the exponent of ``v`` (at least ``emin``),
     makes the adder round to the grid's last place, ties to even.
@@ -50,238 +58,342 @@ def _rnd(v: Any, params: Any) -> Any:
     cap, max_value, smallest_binade, shift = params
     a = abs(v)
     a = cap if a > cap else a
-    bits: Any = np.float64(a).view(np.int64)
-    c = np.int64(max(bits & _EXPONENT_BITS, smallest_binade) + shift).view(np.float64)
+    c = float_of(max(bits_of(a) & _EXPONENT_BITS, smallest_binade) + shift, a)
     r = (a + c) - c
     r = np.inf if r > max_value else r
     return np.copysign(r, v)
 
 
-@_compiled
-def largest_bits(bits: Any, mask: Any, infinity: Any) -> Any:
-    """Return the bits of the largest finite magnitude; ``bits`` is the integer view of the tensor."""
-    best = mask - mask
+@compiled
+def _binade(v: Any, exponent: Any, smallest: Any) -> Any:
+    """Return the exponent bits of ``v``, or ``smallest`` if they are less."""
+    return larger(both(bits_of(v), exponent), smallest)
+
+
+@compiled
+def _tame(v: Any, exponent: Any, smallest: Any, shift: Any) -> Any:
+    """Round a tame value, or one within tau of it, as ``_rnd`` does.
+
+    ``c`` is half as large again, so that it serves both signs; a zero is +0.
+    """
+    c = float_of(plus(_binade(v, exponent, smallest), shift), v)
+    return (v + c) - c
+
+
+@compiled
+def _largest_pattern(bits: Any, magnitude: Any) -> Any:
+    best = exclusive(magnitude, magnitude)
     for i in range(bits.size):
-        a = bits[i] & mask
-        best = max(best, a if a < infinity else mask - mask)
+        best = larger(best, both(bits[i], magnitude))
     return best
 
 
-@_compiled
-def _is_flagged(v: Any, y: Any, rtol: Any, absolute: Any, zero_rule: Any, params: Any) -> Any:
-    """Say whether the trainer logs ``v``, whose rounding is ``y``."""
-    a = abs(v)
-    tau = a * rtol + absolute
-    low = _rnd(np.float64(v - tau), params)
-    high = _rnd(np.float64(v + tau), params)
-    silent_zero = (y == 0.0) & (a <= tau * zero_rule) & (np.float64(tau) <= params[1])
-    return (low != high) & (not silent_zero) & (a < np.inf)
+@compiled
+def _largest_finite(bits: Any, magnitude: Any, infinity: Any) -> Any:
+    best = none = exclusive(magnitude, magnitude)
+    for i in range(bits.size):
+        a = both(bits[i], magnitude)
+        best = larger(best, a if a < infinity else none)
+    return best
 
 
-@_compiled
-def _plain_block(x: Any, start: Any, stop: Any, params: Any, out: Any) -> None:
-    for i in range(start, stop):
-        v = np.float64(x[i])
-        y = _rnd(v, params) + 0.0
-        out[i - start] = y if v == v else np.nan
+@compiled
+def largest(address: Any, start: Any, stop: Any, ints: Any, floats: Any) -> Any:
+    """Return the largest finite magnitude of the elements from ``start`` to ``stop``, 0 if there is none."""
+    bits = carray(pointer(address), stop, ints.dtype)[start:stop]
+    best = _largest_pattern(bits, ints[MAGNITUDE])
+    if best >= ints[EXPONENT]:
+        best = _largest_finite(bits, ints[MAGNITUDE], ints[EXPONENT])
+    return float_of(best, floats[0])
 
 
-@_compiled
-def _trainer_block(x: Any, start: Any, stop: Any, reach: Any, params: Any, out: Any) -> Any:
-    """Round a block and count the elements that *may* have to be logged.
+@compiled
+def _round_tame(x: Any, save: Any, ints: Any) -> Any:
+    """Round a block that turns out to be tame iff the result, its largest exponent bits, is within the limit.
 
-    ``reach = (r, t, zero)`` is such that ``a * r + t`` is no less than tau and the rounding of ``x - tau``, and
-    ``zero`` no more than tau times the zero rule (-1 if that does not apply). An element that is logged has a
-    rounding boundary within reach. With ``c`` as in ``_rnd`` the grid spacing is ``c * 2**-52``, so boundaries
-    lie half a spacing from the rounded value, but a quarter below a power of two.
+    The values before rounding go to ``save``.
     """
-    cap, max_value, smallest_binade, shift = params
-    relative, absolute, zero = reach
-    candidates = np.int64(0)
-    for i in range(start, stop):
-        v = np.float64(x[i])
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    top = smallest
+    for i in range(x.size):
+        v = x[i]
+        save[i] = v
+        binade = _binade(v, exponent, smallest)
+        top = larger(top, binade)
+        c = float_of(plus(binade, shift), v)
+        x[i] = (v + c) - c
+    return top
+
+
+@compiled
+def _audit_tame(x: Any, save: Any, ints: Any, floats: Any) -> Any:
+    """Do as ``_round_tame`` by the rule for unlogged elements."""
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    rtol, absolute = floats[RTOL], floats[ABSOLUTE]
+    zero = absolute - absolute
+    top = smallest
+    for i in range(x.size):
+        v = x[i]
+        save[i] = v
+        binade = _binade(v, exponent, smallest)
+        top = larger(top, binade)
+        c = float_of(plus(binade, shift), v)
+        y = (v + c) - c
         a = abs(v)
-        b = cap if a > cap else a
-        bits: Any = np.float64(b).view(np.int64)
-        c = np.int64(max(bits & _EXPONENT_BITS, smallest_binade) + shift).view(np.float64)
-        r = (b + c) - c
-        to_half = c * 2.0**-53 - abs(b - r)
-        quarter = c * 2.0**-54
-        nearest = to_half if to_half < quarter else quarter
-        within = a * relative + absolute >= nearest
-        candidates += np.int64(within & ((r != 0.0) | (a > zero)) & (a < np.inf))
-        r = np.inf if r > max_value else r
-        y = np.copysign(r, v) + 0.0
-        out[i - start] = y if v == v else np.nan
-    return candidates
+        x[i] = y if a > a * rtol + absolute else zero
+    return top
 
 
-@_compiled
-def _auditor_block(x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, out: Any) -> None:
-    for i in range(start, stop):
-        v = np.float64(x[i])
+@compiled
+def _excess(v: Any, y: Any, half: Any, reach: Any, silent: Any) -> Any:
+    """Return a negative number if surely ``v``, rounded to ``y``, need not be logged.
+
+    An element that is logged has a rounding boundary within tau. Boundaries lie half a grid spacing from the
+    rounded value, but a quarter below a power of two: where a quarter is within tau, half is within twice that.
+    Where ``half`` a spacing is no normal number, its pattern is garbage that is negative or zero: a candidate.
+    """
+    excess = (abs(v - y) - half) + reach
+    return excess if abs(v) > silent else -reach
+
+
+@compiled
+def _train_tame(x: Any, save: Any, ints: Any, floats: Any) -> Any:
+    """Do as ``_round_tame``; the second result is negative if surely nothing in the block must be logged."""
+    exponent, smallest, shift, to_half = ints[EXPONENT], ints[SMALLEST], ints[SHIFT], ints[TO_HALF]
+    reach, silent = floats[REACH], floats[SILENT]
+    top = smallest
+    signs = bits_of(-reach)
+    for i in range(x.size):
+        v = x[i]
+        save[i] = v
+        binade = _binade(v, exponent, smallest)
+        top = larger(top, binade)
+        c = float_of(plus(binade, shift), v)
+        y = (v + c) - c
+        signs = both(signs, bits_of(_excess(v, y, float_of(minus(binade, to_half), v), reach, silent)))
+        x[i] = y
+    return top, signs
+
+
+@compiled
+def _signs_tame(x: Any, ints: Any, floats: Any) -> Any:
+    """Return a negative number if surely nothing in a tame block must be logged."""
+    exponent, smallest, shift, to_half = ints[EXPONENT], ints[SMALLEST], ints[SHIFT], ints[TO_HALF]
+    reach, silent = floats[REACH], floats[SILENT]
+    signs = bits_of(-reach)
+    for i in range(x.size):
+        v = x[i]
+        binade = _binade(v, exponent, smallest)
+        c = float_of(plus(binade, shift), v)
+        half = float_of(minus(binade, to_half), v)
+        signs = both(signs, bits_of(_excess(v, (v + c) - c, half, reach, silent)))
+    return signs
+
+
+@compiled
+def _flag_tame(x: Any, mask: Any, ints: Any, floats: Any) -> Any:
+    """Put into ``mask`` which elements of a tame block the trainer logs, as 0 or 1; return top."""
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    rtol, absolute, zero_rule = floats[RTOL], floats[ABSOLUTE], floats[ZERO_RULE]
+    top = smallest
+    for i in range(x.size):
+        v = x[i]
+        top = larger(top, both(bits_of(v), exponent))
+        a = abs(v)
+        tau = a * rtol + absolute
+        straddles = _tame(v - tau, exponent, smallest, shift) != _tame(v + tau, exponent, smallest, shift)
+        spoken = (_tame(v, exponent, smallest, shift) != 0.0) | (a > tau * zero_rule)
+        mask[i] = straddles & spoken
+    return top
+
+
+@compiled
+def _change_tame(x: Any, ints: Any) -> Any:
+    """Return top, and zero iff rounding changes no bit if that is within the limit."""
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    top = smallest
+    difference = exclusive(smallest, smallest)
+    for i in range(x.size):
+        v = x[i]
+        binade = _binade(v, exponent, smallest)
+        top = larger(top, binade)
+        c = float_of(plus(binade, shift), v)
+        difference = either(difference, exclusive(bits_of(v), bits_of((v + c) - c)))
+    return top, difference
+
+
+@compiled
+def _round_wild(x: Any, params: Any) -> None:
+    for i in range(x.size):
+        y = _rnd(np.float64(x[i]), params) + 0.0
+        x[i] = y if x[i] == x[i] else np.nan
+
+
+@compiled
+def _audit_wild(x: Any, floats: Any, params: Any) -> None:
+    rtol, absolute = floats[RTOL], floats[ABSOLUTE]
+    for i in range(x.size):
         a = abs(x[i])
-        y = _rnd(v, params) + 0.0
+        y = _rnd(np.float64(x[i]), params) + 0.0
         y = 0.0 if (a <= a * rtol + absolute) & (abs(y) < np.inf) else y
-        out[i - start] = y if v == v else np.nan
+        x[i] = y if x[i] == x[i] else np.nan
 
 
-@_compiled
-def _fingerprint_block(y: Any, count: Any, index: Any) -> Any:
-    """Fingerprint of ``count`` grid values whose first has the row-major index ``index``, modulo 2**64."""
+@compiled
+def _flag_wild(x: Any, mask: Any, floats: Any, params: Any) -> None:
+    """Put into ``mask`` which elements of a block the trainer logs, as 0 or 1."""
+    rtol, absolute, zero_rule = floats[RTOL], floats[ABSOLUTE], floats[ZERO_RULE]
+    for i in range(x.size):
+        v = x[i]
+        a = abs(v)
+        tau = a * rtol + absolute
+        straddles = _rnd(np.float64(v - tau), params) != _rnd(np.float64(v + tau), params)
+        silent_zero = (_rnd(np.float64(v), params) == 0.0) & (a <= tau * zero_rule) & (tau <= params[1])
+        mask[i] = straddles & (not silent_zero) & (a < np.inf)
+
+
+@compiled
+def _collect(x: Any, mask: Any, index: Any, begin: Any, positions: Any, values: Any) -> Any:
+    """Copy the elements of a block whose mask is 1; return how many. ``index`` has room for one more."""
+    count = np.uint64(0)
+    for i in range(x.size):
+        index[count] = i
+        count += np.uint64(mask[i])
+    found = index[:count]
+    for k in range(found.size):
+        positions[k] = begin + found[k]
+        values[k] = x[np.uint64(found[k])]
+    return np.int64(count)
+
+
+@compiled
+def _fingerprint(y: Any, start: Any) -> Any:
+    """Fingerprint of grid values whose first has the row-major index ``start``, modulo 2**64."""
     total = np.uint64(0)
-    for i in range(count):
-        bits = np.uint64(np.float32(y[i]).view(np.uint32))
-        factor = (np.uint64(2) * np.uint64(index + i) + np.uint64(1)) * _FACTOR
-        total += bits * (factor & _LOW_32)
+    factor = (np.uint64(2) * np.uint64(start) + np.uint64(1)) * _FACTOR
+    step = np.uint64(2) * _FACTOR
+    for i in range(y.size):
+        total += np.uint64(np.float32(y[i]).view(np.uint32)) * (factor & _LOW_32)
+        factor += step
     return total
 
 
-@_compiled
-def fingerprint_of(y: Any, start: Any, stop: Any) -> Any:
-    """Fingerprint, modulo 2**64, of the grid values ``y[start:stop]``."""
-    return _fingerprint_block(y[start:stop], stop - start, start)
+@compiled
+def fingerprint(address: Any, start: Any, stop: Any, floats: Any) -> Any:
+    """Fingerprint, modulo 2**64, of the grid values from ``start`` to ``stop``."""
+    return _fingerprint(carray(pointer(address), stop, floats.dtype)[start:stop], start)
 
 
-@_compiled
-def plain(x: Any, start: Any, stop: Any, params: Any, want_fingerprint: Any) -> Any:
-    """Round ``x[start:stop]`` in place; return the fingerprint modulo 2**64."""
-    out = np.empty(BLOCK, x.dtype)
+@compiled
+def plain(address: Any, start: Any, stop: Any, ints: Any, floats: Any, params: Any, want_fingerprint: Any) -> Any:
+    """Round the elements from ``start`` to ``stop`` in place; return the fingerprint modulo 2**64."""
+    x = carray(pointer(address), stop, floats.dtype)
+    save = np.empty(BLOCK, x.dtype)
     total = np.uint64(0)
     for begin in range(start, stop, BLOCK):
-        end = min(begin + BLOCK, stop)
-        _plain_block(x, begin, end, params, out)
-        x[begin:end] = out[: end - begin]
+        block = x[begin : min(begin + BLOCK, stop)]
+        if _round_tame(block, save[: block.size], ints) > ints[LIMIT]:
+            block[:] = save[: block.size]
+            _round_wild(block, params)
         if want_fingerprint:
-            total += _fingerprint_block(out, end - begin, begin)
+            total += _fingerprint(block, begin)
     return total
 
 
-@_compiled
-def auditor(x: Any, start: Any, stop: Any, rtol: Any, absolute: Any, params: Any, want_fingerprint: Any) -> Any:
-    """Round ``x[start:stop]`` in place by the rule for unlogged elements.
+@compiled
+def is_on_grid(address: Any, start: Any, stop: Any, ints: Any, floats: Any, params: Any) -> Any:
+    """Say whether rounding the elements from ``start`` to ``stop`` changes no bit."""
+    x = carray(pointer(address), stop, floats.dtype)
+    out = np.empty(BLOCK, x.dtype)
+    for begin in range(start, stop, BLOCK):
+        block = x[begin : min(begin + BLOCK, stop)]
+        top, difference = _change_tame(block, ints)
+        if top > ints[LIMIT]:
+            rounded = out[: block.size]
+            rounded[:] = block
+            _round_wild(rounded, params)
+            difference = np.int64(np.any(rounded.view(ints.dtype) != block.view(ints.dtype)))
+        if difference != 0:
+            return False
+    return True
+
+
+@compiled
+def auditor(address: Any, start: Any, stop: Any, ints: Any, floats: Any, params: Any, want_fingerprint: Any) -> Any:
+    """Round the elements from ``start`` to ``stop`` in place by the rule for unlogged elements.
 
     Return the fingerprint modulo 2**64.
     """
-    out = np.empty(BLOCK, x.dtype)
+    x = carray(pointer(address), stop, floats.dtype)
+    save = np.empty(BLOCK, x.dtype)
     total = np.uint64(0)
     for begin in range(start, stop, BLOCK):
-        end = min(begin + BLOCK, stop)
-        _auditor_block(x, begin, end, rtol, absolute, params, out)
-        x[begin:end] = out[: end - begin]
+        block = x[begin : min(begin + BLOCK, stop)]
+        if _audit_tame(block, save[: block.size], ints, floats) > ints[LIMIT]:
+            block[:] = save[: block.size]
+            _audit_wild(block, floats, params)
         if want_fingerprint:
-            total += _fingerprint_block(out, end - begin, begin)
+            total += _fingerprint(block, begin)
     return total
 
 
-@_compiled
+@compiled
 def trainer(
-    x: Any,
+    address: Any,
     start: Any,
     stop: Any,
-    rtol: Any,
-    absolute: Any,
-    zero_rule: Any,
-    reach: Any,
+    ints: Any,
+    floats: Any,
     params: Any,
     want_fingerprint: Any,
     positions: Any,
     values: Any,
 ) -> Any:
-    """Round ``x[start:stop]`` in place and collect what is logged.
+    """Round the elements from ``start`` to ``stop`` in place and collect what is logged.
 
     Positions (row-major) and values before rounding go to ``positions`` and ``values``. Returns how many, the
-    index of the first element not handled (less than ``stop`` if the arrays, of at least one block, are
-    full), and the fingerprint modulo 2**64.
+    index of the first element not handled (less than ``stop`` if the arrays, which have room for more than a
+    block, are full), and the fingerprint modulo 2**64.
     """
-    out = np.empty(BLOCK, x.dtype)
+    x = carray(pointer(address), stop, floats.dtype)
+    save, mask, index = np.empty(BLOCK, x.dtype), np.empty(BLOCK, ints.dtype), np.empty(BLOCK + 1, np.int32)
     total = np.uint64(0)
     count = 0
+    dense = False  # where nearly every block has something to log, trying whether it has does not pay
     for begin in range(start, stop, BLOCK):
-        end = min(begin + BLOCK, stop)
-        candidates = _trainer_block(x, begin, end, reach, params, out)
-        if candidates:
-            if count + candidates > positions.size:
-                return count, begin, total
-            for i in range(begin, end):
-                if _is_flagged(x[i], np.float64(out[i - begin]), rtol, absolute, zero_rule, params):
-                    positions[count] = i
-                    values[count] = x[i]
-                    count += 1
-        x[begin:end] = out[: end - begin]
+        block = x[begin : min(begin + BLOCK, stop)]
+        if count + block.size >= positions.size:
+            return count, begin, total
+        saved = save[: block.size]
+        before = count
+        rounded = False
+        if not dense:
+            top, signs = _train_tame(block, saved, ints, floats)
+            rounded = top <= ints[LIMIT]
+            if not rounded:
+                block[:] = saved
+            elif signs >= 0:
+                for at in range(0, block.size, PART):
+                    part = saved[at : at + PART]
+                    if _signs_tame(part, ints, floats) >= 0:
+                        _flag_tame(part, mask, ints, floats)
+                        count += _collect(part, mask, index, begin + at, positions[count:], values[count:])
+        if not rounded:
+            tame = _flag_tame(block, mask, ints, floats) <= ints[LIMIT]
+            if not tame:
+                _flag_wild(block, mask, floats, params)
+            count += _collect(block, mask, index, begin, positions[count:], values[count:])
+            if tame:
+                _round_tame(block, saved, ints)
+            else:
+                _round_wild(block, params)
+        dense = (count - before) * 32 > block.size
         if want_fingerprint:
-            total += _fingerprint_block(out, end - begin, begin)
+            total += _fingerprint(block, begin)
     return count, stop, total
 
 
-@_compiled
-def _index(y: Any, cap: Any, lattice: Any) -> Any:
-    """Place of the grid value ``y`` in the ordered list of all grid values (see ``grid.lattice_index``)."""
-    dropped, offset, smallest_normal, inverse_quantum = lattice
-    a = abs(y)
-    a = cap if a > cap else a
-    if a < smallest_normal:
-        place = np.int64(a * inverse_quantum)
-    else:
-        place = (np.float64(a).view(np.int64) >> dropped) - offset
-    return -place if y < 0.0 else place
-
-
-@_compiled
-def describe(
-    values: Any, rtol: Any, absolute: Any, hair: Any, params: Any, lattice: Any, parity: Any, is_full: Any
-) -> None:
-    """For each logged value, as it was before rounding: is the entry a full one, else which parity it has."""
-    for j in range(values.size):
-        v = values[j]
-        tau = abs(v) * rtol + absolute
-        wide = (tau + tau) * hair
-        low = _index(_rnd(np.float64(v - wide), params), params[0], lattice)
-        high = _index(_rnd(np.float64(v + wide), params), params[0], lattice)
-        is_full[j] = high - low != 1
-        parity[j] = 0 if is_full[j] else _index(_rnd(np.float64(v), params), params[0], lattice) & 1
-
-
-@_compiled
-def confirm(
-    x: Any,
-    parity: Any,
-    is_full: Any,
-    full_values: Any,
-    rtol: Any,
-    absolute: Any,
-    hair: Any,
-    params: Any,
-    lattice: Any,
-    own: Any,
-) -> Any:
-    """Say whether all entries are plausible and name the auditor's own roundings, which go to ``own``.
-
-    ``x`` are the auditor's values. ``sparse.judge`` spells the rule out and decides where this returns False.
-    """
-    full = 0
-    for j in range(x.size):
-        v = x[j]
-        tau = abs(v) * rtol + absolute
-        wide = (tau + tau) * hair
-        y = _rnd(np.float64(v), params) + 0.0
-        if not abs(v) < np.inf or _rnd(np.float64(v - wide), params) == _rnd(np.float64(v + wide), params):
-            return False
-        if is_full[j]:
-            claimed = np.float64(full_values[full])
-            full += 1
-            if claimed != y or (claimed == 0.0 and np.copysign(1.0, claimed) < 0.0):
-                return False
-        else:
-            low = _index(_rnd(np.float64(v - tau), params), params[0], lattice)
-            high = _index(_rnd(np.float64(v + tau), params), params[0], lattice)
-            if high - low > 1 or _index(y, params[0], lattice) & 1 != parity[j]:
-                return False
-        own[j] = y
-    return True
-
-
-@_compiled
+@compiled
 def square_root(x: Any, out: Any) -> None:
     """Elementwise square root by the processor's instruction, correctly rounded by IEEE 754."""
     for i in range(x.size):

@@ -1,6 +1,6 @@
 """Chooses the implementation by device: compiled kernels for CPU tensors, the reference for all others.
 
-``VT_REFERENCE_KERNELS=1`` forces the reference, which gives the same bits.
+``VT_REFERENCE_KERNELS=1`` in the environment at start forces the reference, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from vt_core.numerics.grid import Grid
 from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
 
+# Read once: a look into the environment takes as long as rounding a thousand elements.
+_REFERENCE_ONLY = os.environ.get("VT_REFERENCE_KERNELS") == "1"
+
 
 def _use_kernels(x: Tensor) -> bool:
-    return x.device.type == "cpu" and os.environ.get("VT_REFERENCE_KERNELS") != "1"
+    return x.is_cpu and not _REFERENCE_ONLY
 
 
 def round_to_grid_(x: Tensor, grid: Grid) -> None:
@@ -40,6 +43,13 @@ def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     if _use_kernels(x):
         return kernels.round_plain_(x, grid, want_fingerprint)
     return reference.round_plain_(x, grid, want_fingerprint)
+
+
+def is_on_grid(x: Tensor, grid: Grid) -> bool:
+    """Return whether rounding ``x`` onto ``grid`` changes no bit (see ``reference.is_on_grid``)."""
+    if _use_kernels(x):
+        return kernels.is_on_grid(x, grid)
+    return reference.is_on_grid(x, grid)
 
 
 def trainer_round_(

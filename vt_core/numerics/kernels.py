@@ -1,15 +1,13 @@
 """The interval rule on the CPU at the speed of memory; same results to the bit as ``reference``, which
 explains it.
 
-Tensors of 2**18 elements or more are cut into pieces that a few threads work on (the compiled loops release
-the interpreter lock). Positions are concatenated in order and fingerprints are sums, so no result depends on
-the number of threads or pieces. Tensors that are not contiguous in row-major order go through a contiguous
-copy.
+Tensors of 2**18 elements or more are cut into pieces that a few threads work on (the compiled loops release the
+interpreter lock). Positions are concatenated in order and fingerprints are sums, so no result depends on the number of
+threads or pieces. Tensors that are not contiguous in row-major order go through a contiguous copy.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,17 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vt_core.numerics import _jit, sparse
-from vt_core.numerics.grid import FloatArray, Grid, IntArray, round_array
+from vt_core.numerics import _jit, _jit_entries, sparse
+from vt_core.numerics._jit_base import BLOCK
+from vt_core.numerics.grid import FloatArray, Grid, IntArray
+from vt_core.numerics.plan import Plan, plan_for
 from vt_core.numerics.policy import Tolerance
-from vt_core.numerics.reference import ZERO_RULE
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
-from vt_core.numerics.scale import HAIR, absolute_part, acceptable_scales, check_compute, scale_exponent
-from vt_core.numerics.threads import pool, worker_count
+from vt_core.numerics.scale import check_compute
+from vt_core.numerics.threads import share, worker_count
 
 PARALLEL_FROM = 1 << 18
+_MANY_PIECES_FROM = 1 << 21
 
 _LOW_64 = 0xFFFFFFFFFFFFFFFF
+_FLOAT32 = Grid.parse("float32")
 _Result = TypeVar("_Result")
 
 
@@ -39,18 +40,28 @@ def round_to_grid_(x: Tensor, grid: Grid) -> None:
 
 def fingerprint(x: Tensor) -> int:
     """Return the 64-bit fingerprint of grid values ``x`` (see ``reference.fingerprint``)."""
-    check_compute(x.dtype)
-    flat = _flat(x)
-    return sum(_in_pieces(lambda a, b: int(_jit.fingerprint_of(flat, a, b)), flat.size)) & _LOW_64
+    plan, flat = plan_for(_FLOAT32, None, x.dtype), _flat(x)
+    address = flat.data_ptr()
+    sums: list[int] = _in_pieces(lambda a, b: _jit.fingerprint(address, a, b, plan.floats), flat.numel())
+    return sum(sums) & _LOW_64
 
 
 def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     """Round ``x`` onto ``grid`` in place, without any log; return the fingerprint (0 if not wanted)."""
-    check_compute(x.dtype)
-    flat, params = _flat(x), _params(grid)
-    sums = _in_pieces(lambda a, b: int(_jit.plain(flat, a, b, params, want_fingerprint)), flat.size)
+    plan, flat = plan_for(grid, None, x.dtype), _flat(x)
+    address, ints, floats, params = flat.data_ptr(), plan.ints, plan.floats, plan.params
+    sums: list[int] = _in_pieces(
+        lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), flat.numel()
+    )
     _give_back(x, flat)
     return sum(sums) & _LOW_64
+
+
+def is_on_grid(x: Tensor, grid: Grid) -> bool:
+    """Return whether rounding ``x`` onto ``grid`` changes no bit (see ``reference.is_on_grid``)."""
+    plan, flat = plan_for(grid, None, x.dtype), _any_order(x)
+    address, ints, floats, params = flat.data_ptr(), plan.ints, plan.floats, plan.params
+    return all(_in_pieces(lambda a, b: bool(_jit.is_on_grid(address, a, b, ints, floats, params)), flat.numel()))
 
 
 def trainer_round_(
@@ -61,47 +72,38 @@ def trainer_round_(
     ``floor`` is a lower bound of the tensor's scale (finite, >= 0) that both sides know exactly.
     Raises PrecisionError for another dtype and SpecError for a tolerance too small for the dtype.
     """
-    check_compute(x.dtype, tolerance)
-    flat, params = _flat(x), _params(grid)
-    kind = flat.dtype.type
-    largest = _largest(flat)
-    scale = scale_exponent(max(largest, floor), x.dtype)
-    rtol, absolute, zero_rule = kind(tolerance.rtol), kind(absolute_part(scale, tolerance)), kind(ZERO_RULE)
-    unit = float(np.finfo(kind).eps) * 2.0
-    zero = float(absolute) * ZERO_RULE if float(absolute) * HAIR <= grid.max_value else -1.0
-    reach = (tolerance.rtol * HAIR + unit, float(absolute) * HAIR, zero)
+    plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
+    address, size, params = flat.data_ptr(), flat.numel(), plan.params
+    scale, acceptable = plan.scale(_largest(flat, plan), floor, False)
+    ints, floats = plan.at(scale)
 
-    def piece(start: int, stop: int) -> tuple[list[IntArray], list[FloatArray], int]:
-        positions: list[IntArray] = []
-        values: list[FloatArray] = []
+    def piece(start: int, stop: int) -> tuple[list[_Entries], int]:
+        found: list[_Entries] = []
         total = 0
-        capacity = max(_jit.BLOCK, (stop - start) >> 8)
+        capacity = ((stop - start) >> 8) + BLOCK + 1
         while start < stop:
-            at, before = np.empty(capacity, np.int64), np.empty(capacity, flat.dtype)
-            count, start, fingerprint = _jit.trainer(
-                flat, start, stop, rtol, absolute, zero_rule, reach, params, want_fingerprint, at, before
+            at, before = np.empty(capacity, np.int64), np.empty(capacity, floats.dtype)
+            count, reached, fingerprint = _jit.trainer(
+                address, start, stop, ints, floats, params, want_fingerprint, at, before
             )
             if count:
-                positions.append(at[:count].copy())
-                values.append(before[:count].copy())
-            total += int(fingerprint)
-            capacity *= 4
-        return positions, values, total
+                found.append(_described(at[:count], before[:count], plan, ints, floats))
+            total += fingerprint
+            if reached < stop:  # as many as the share of elements logged so far suggests, and a quarter
+                capacity = count * (stop - reached) // max(reached - start, 1) * 5 // 4 + BLOCK + 1
+                capacity = min(max(capacity, 4 * BLOCK), stop - reached + 1)
+            start = reached
+        return found, total
 
-    pieces = _in_pieces(piece, flat.size)
+    pieces = _in_pieces(piece, size)
     _give_back(x, flat)
-    positions = [array for found in pieces for array in found[0]]
+    found = [entries for piece_found, _ in pieces for entries in piece_found]
     entries = None
-    if positions:
-        values = np.concatenate([array for found in pieces for array in found[1]])
-        parity, is_full = np.empty(values.size, np.uint8), np.empty(values.size, np.bool_)
-        _jit.describe(values, rtol, absolute, kind(HAIR), params, _lattice(grid), parity, is_full)
-        full = np.flatnonzero(is_full)
-        full_values = round_array(values[full], grid).astype(np.float32)
-        entries = SiteEntries(scale, np.concatenate(positions), parity, full, full_values)
-    elif len(acceptable_scales(largest, tolerance, x.dtype, False, floor)) > 1:
+    if found:
+        entries = _joined(scale, found)
+    elif acceptable is not None and len(acceptable) > 1:
         entries = SiteEntries.empty(scale)
-    return TrainerResult(entries, sum(found[2] for found in pieces) & _LOW_64)
+    return TrainerResult(entries, sum(total for _, total in pieces) & _LOW_64)
 
 
 def auditor_round_(
@@ -117,31 +119,30 @@ def auditor_round_(
     Returns counts and findings; implausible entries are ignored and reported. Raises PrecisionError and
     SpecError as :func:`trainer_round_`, and EvidenceError if the arrays of ``entries`` do not fit together.
     """
-    check_compute(x.dtype, tolerance)
-    flat, params = _flat(x), _params(grid)
-    kind = flat.dtype.type
+    plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
+    address, size, params = flat.data_ptr(), flat.numel(), plan.params
     result = AuditorResult()
-    largest = _largest(flat)
-    acceptable = acceptable_scales(largest, tolerance, x.dtype, True, floor)
-    scale = sparse.agree_on_scale(entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result)
-    rtol, absolute = kind(tolerance.rtol), kind(absolute_part(scale, tolerance))
-    use: IntArray = np.empty(0, np.int64)
-    logged: NDArray[np.float64] = np.empty(0, np.float64)
+    scale, acceptable = plan.scale(_largest(flat, plan), floor, True)
+    if entries is not None:
+        scale = sparse.agree_on_scale(entries, scale, acceptable or range(scale, scale + 1), result)
+    ints, floats = plan.at(scale)
+    use: IntArray | None = None
     if entries is not None and entries.positions.size:
-        valid = sparse.valid_positions(entries, flat.size, result)
-        where = entries.positions[valid]
-        own = _confirm(flat[where], entries, rtol, absolute, grid) if valid.all() else None
+        own = _confirm(flat, entries, plan, ints, floats)
         if own is not None:
             result.entries += own.size
-            use, logged = where, own
+            use, logged = entries.positions, own
         else:
-            accepted, logged = sparse.judge(flat[where], entries, valid, tolerance, scale, grid, result)
-            use, logged = where[accepted], logged[accepted]
-    sums = _in_pieces(lambda a, b: int(_jit.auditor(flat, a, b, rtol, absolute, params, want_fingerprint)), flat.size)
-    if use.size:
+            valid = sparse.valid_positions(entries, size, result)
+            use = entries.positions[valid]
+            array = flat.detach().view(-1).numpy()
+            accepted, logged = sparse.judge(array[use], entries, valid, tolerance, scale, grid, result)
+            use, logged = use[accepted], logged[accepted]
+    sums = _in_pieces(lambda a, b: _jit.auditor(address, a, b, ints, floats, params, want_fingerprint), size)
+    if use is not None and use.size:
+        changes = _in_pieces(lambda a, b: _jit_entries.replace(address, use[a:b], logged[a:b], floats), use.size)
         if want_fingerprint:
-            sums.append(sparse.fingerprint_change(use, flat[use].astype(np.float64), logged))
-        flat[use] = logged
+            sums.extend(changes)
     _give_back(x, flat)
     result.fingerprint = sum(sums) & _LOW_64
     return result
@@ -149,76 +150,90 @@ def auditor_round_(
 
 def max_magnitude(x: Tensor) -> float:
     """Return the largest finite magnitude of a CPU tensor (float64 or float32), 0.0 if there is none."""
-    # Order does not matter: a dense tensor in another memory format needs no copy.
-    dense = x.detach().permute(*sorted(range(x.dim()), key=lambda d: -x.stride()[d])) if x.dim() > 1 else x
-    return _largest(_flat(dense))
+    return _largest(_any_order(x), plan_for(_FLOAT32, None, x.dtype))
 
 
 def correctly_rounded_sqrt(x: Tensor) -> Tensor:
     """Return the correctly rounded square root of a CPU tensor (float64 or float32), contiguous."""
     check_compute(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype)
-    source, target = _flat(x), _flat(out)
+    source, target = _flat(x).detach().view(-1).numpy(), out.view(-1).numpy()
     _in_pieces(lambda a, b: _jit.square_root(source[a:b], target[a:b]), source.size)
     return out
 
 
-def _confirm(x: FloatArray, entries: SiteEntries, rtol: Any, absolute: Any, grid: Grid) -> NDArray[np.float64] | None:
+_Entries = tuple[IntArray, NDArray[np.uint8], IntArray, NDArray[np.float32]]
+
+
+def _described(positions: IntArray, values: FloatArray, plan: Plan, ints: NDArray[Any], floats: FloatArray) -> _Entries:
+    """Return positions, parities, which entries are full ones, and the values of these."""
+    count = values.size
+    parity, is_full, rounded = np.empty(count, np.uint8), np.empty(count, np.bool_), np.empty(count, np.float32)
+    _jit_entries.describe(values, ints, floats, plan.hair, plan.params, plan.lattice, parity, is_full, rounded)
+    full = is_full.nonzero()[0]
+    return positions, parity, full, rounded[full]
+
+
+def _joined(scale: int, found: list[_Entries]) -> SiteEntries:
+    if len(found) == 1:
+        positions, parity, full, full_values = found[0]
+        return SiteEntries(scale, positions.copy(), parity, full, full_values)  # not the whole buffer
+    positions, parity, _, full_values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    first = np.cumsum([0] + [entries[0].size for entries in found[:-1]])
+    full = np.concatenate([entries[2] + start for entries, start in zip(found, first, strict=True)])
+    return SiteEntries(scale, positions, parity, full, full_values)
+
+
+def _confirm(
+    flat: Tensor, entries: SiteEntries, plan: Plan, ints: NDArray[Any], floats: FloatArray
+) -> FloatArray | None:
     """Return the auditor's own roundings if every entry is plausible and names them: all but rare sites."""
-    is_full = np.zeros(x.size, np.bool_)
-    is_full[entries.full_index] = True
-    if np.count_nonzero(is_full) != entries.full_index.size or np.any(np.diff(entries.full_index) < 0):
+    positions, full = entries.positions, entries.full_index
+    fits = entries.parity.size == positions.size and full.size == entries.full_values.size
+    if not (fits and _jit_entries.in_order(positions, flat.numel()) and _jit_entries.in_order(full, positions.size)):
         return None
-    own = np.empty(x.size, np.float64)
-    params, hair = _params(grid), x.dtype.type(HAIR)
-    arguments = (x, entries.parity, is_full, entries.full_values, rtol, absolute, hair, params, _lattice(grid))
-    return own if _jit.confirm(*arguments, own) else None
+    own = np.empty(positions.size, floats.dtype)
+    arrays = positions, entries.parity, full, entries.full_values
+    rest = ints, floats, plan.hair, plan.params, plan.lattice, own
+    address = flat.data_ptr()
+    confirmed = _in_pieces(lambda a, b: bool(_jit_entries.confirm(address, *arrays, a, b, *rest)), positions.size)
+    return own if all(confirmed) else None
 
 
-@functools.lru_cache
-def _lattice(grid: Grid) -> tuple[int, int, float, float]:
-    offset = (grid.emin + 1022) << (grid.precision - 1)
-    return (53 - grid.precision, offset, 2.0**grid.emin, 2.0**-grid.quantum_exponent)
+def _flat(x: Tensor) -> Tensor:
+    """Return ``x`` if it is contiguous in row-major order, else such a copy."""
+    if x.is_contiguous() and not x.is_neg():
+        return x
+    return x.detach().contiguous().resolve_neg()
 
 
-@functools.lru_cache
-def _params(grid: Grid) -> tuple[float, float, int, int]:
-    smallest_binade = (grid.emin + 1023) << 52
-    return (2.0 ** (grid.emax + 1), grid.max_value, smallest_binade, (53 - grid.precision) << 52)
+def _any_order(x: Tensor) -> Tensor:
+    """Return the elements of ``x``, contiguous in whatever order needs no copy, if ``x`` is dense in any."""
+    if x.is_contiguous():
+        return _flat(x)
+    return _flat(x.detach().permute(*sorted(range(x.dim()), key=lambda d: -x.stride()[d])))
 
 
-def _flat(x: Tensor) -> NDArray[Any]:
-    """Return ``x`` as a row-major vector that shares its memory if it is contiguous."""
-    array: NDArray[Any] = x.detach().contiguous().view(-1).numpy()
-    return array
+def _give_back(x: Tensor, flat: Tensor) -> None:
+    if flat is not x:
+        x.detach().copy_(flat)
 
 
-def _give_back(x: Tensor, flat: NDArray[Any]) -> None:
-    if not x.is_contiguous():
-        x.detach().copy_(torch.from_numpy(flat).view(x.shape))
-
-
-def _largest(flat: NDArray[Any]) -> float:
+def _largest(flat: Tensor, plan: Plan) -> float:
     """Return the largest finite magnitude, 0.0 if there is none."""
-    whole, mask, infinity = (
-        (np.int64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000)
-        if flat.dtype == np.float64
-        else (np.int32, 0x7FFFFFFF, 0x7F800000)
-    )
-    bits = flat.view(whole)
-    found = _in_pieces(lambda a, b: int(_jit.largest_bits(bits[a:b], whole(mask), whole(infinity))), flat.size)
-    return float(np.array([max(found)], whole).view(flat.dtype)[0]) if found else 0.0
+    address, ints, floats = flat.data_ptr(), plan.ints, plan.floats
+    found: list[float] = _in_pieces(lambda a, b: _jit.largest(address, a, b, ints, floats), flat.numel())
+    return max(found, default=0.0)
 
 
 def _in_pieces(work: Callable[[int, int], _Result], size: int) -> list[_Result]:
     """Apply ``work(start, stop)`` to pieces that cover ``range(size)``; results in order."""
-    if size == 0:
-        return []
-    workers = worker_count() if size >= PARALLEL_FROM else 1
+    if size < PARALLEL_FROM:
+        return [work(0, size)] if size else []
+    workers = worker_count()
     if workers == 1:
         return [work(0, size)]
-    # Whole blocks for each piece, twice as many pieces as workers: a slow core does not hold up the others.
-    length = -(-size // (2 * workers * _jit.BLOCK)) * _jit.BLOCK
-    starts = range(0, size, length)
-    futures = [pool().submit(work, start, min(start + length, size)) for start in starts]
-    return [future.result() for future in futures]
+    # Whole blocks for each piece. Of large tensors more pieces than workers: a slow core does not hold up the others.
+    pieces = workers if size < _MANY_PIECES_FROM else 2 * workers
+    length = -(-size // (pieces * BLOCK)) * BLOCK
+    return share(lambda i: work(i * length, min((i + 1) * length, size)), -(-size // length), workers)

@@ -86,6 +86,23 @@ def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     return total & _LOW_64
 
 
+def is_on_grid(x: Tensor, grid: Grid) -> bool:
+    """Return whether rounding ``x`` (float64 or float32, any shape and strides) onto ``grid`` changes no bit.
+
+    So -0.0 and every NaN but the canonical one are not on the grid. Raises PrecisionError for another dtype.
+    """
+    check_compute(x.dtype)
+    flat = x.detach().contiguous().view(-1)
+    whole = torch.int64 if x.dtype == torch.float64 else torch.int32
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK]
+        rounded = torch.empty_like(chunk)
+        _store(rounded, _round(chunk, grid))
+        if not torch.equal(chunk.view(whole), rounded.view(whole)):
+            return False
+    return True
+
+
 def trainer_round_(
     x: Tensor, tolerance: Tolerance, grid: Grid, want_fingerprint: bool, floor: float = 0.0
 ) -> TrainerResult:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 _pool: ThreadPoolExecutor | None = None
+_helpers: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_helper_count = 0
 _lock = threading.Lock()
 
 
@@ -24,10 +32,61 @@ def pool() -> ThreadPoolExecutor:
         return _pool
 
 
+def share(work: Callable[[int], _Result], count: int, workers: int) -> list[_Result]:
+    """Return ``[work(0), ..., work(count - 1)]``, computed by up to ``workers`` threads.
+
+    The calling thread is one of them and never waits for a task that nobody has begun: where the others are late, it
+    does all the work. Raises what ``work`` raises, once no task is running any more.
+    """
+    waiting = deque(range(count))
+    results: dict[int, _Result] = {}
+    errors: list[BaseException] = []
+    ended: SimpleQueue[None] = SimpleQueue()
+
+    def take_part() -> None:
+        while True:
+            try:
+                task = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                if not errors:
+                    results[task] = work(task)
+            except BaseException as error:
+                errors.append(error)
+            ended.put(None)
+
+    helpers = _started(workers - 1)
+    for _ in range(min(workers, count) - 1):
+        helpers.put(take_part)
+    take_part()
+    for _ in range(count):
+        ended.get()
+    if errors:
+        raise errors[0]
+    return [results[task] for task in range(count)]
+
+
+def _started(count: int) -> SimpleQueue[Callable[[], None]]:
+    """Return the queue that at least ``count`` threads serve."""
+    global _helper_count
+    if _helper_count < count:
+        with _lock:
+            while _helper_count < count:
+                threading.Thread(target=_serve, args=(_helpers,), name="vt-kernel", daemon=True).start()
+                _helper_count += 1
+    return _helpers
+
+
+def _serve(queue: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        queue.get()()
+
+
 def _forget() -> None:
-    # A forked child has the pool's object but not its threads: work given to it would wait for ever.
-    global _pool, _lock
-    _pool, _lock = None, threading.Lock()
+    # A forked child has the queue and the pool's object but not their threads: work given to them would wait for ever.
+    global _pool, _helpers, _helper_count, _lock
+    _pool, _helpers, _helper_count, _lock = None, SimpleQueue(), 0, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,264 @@
+"""Compiled handling of log entries (CPU): what form they take, and whether an auditor agrees with all of them.
+
+``sparse`` spells the rules out. See ``_jit`` for the conventions; the rounding functions are the same as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.np.numpy_support import carray
+
+from vt_core.numerics._jit_base import (
+    ABSOLUTE,
+    BLOCK,
+    DROPPED,
+    EXPONENT,
+    LIMIT,
+    NORMAL,
+    OFFSET,
+    RTOL,
+    SHIFT,
+    SMALLEST,
+    TO_SUBNORMAL,
+    bits_of,
+    both,
+    compiled,
+    exclusive,
+    float_of,
+    larger,
+    minus,
+    plus,
+    pointer,
+    shifted_right,
+    truncated,
+)
+
+_EXPONENT_BITS = 0x7FF0000000000000
+_FACTOR = np.uint64(0x9E3779B1)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+@compiled
+def _rnd(v: Any, params: Any) -> Any:
+    """Round float64 onto the grid, for all grids below float64; -0 stays.
+
+    Adding and subtracting ``c = 2**(E + 53 - precision)``, ``E`` the exponent of ``v`` (at least ``emin``),
+    makes the adder round to the grid's last place, ties to even.
+    """
+    cap, max_value, smallest_binade, shift = params
+    a = abs(v)
+    a = cap if a > cap else a
+    c = float_of(max(bits_of(a) & _EXPONENT_BITS, smallest_binade) + shift, a)
+    r = (a + c) - c
+    r = np.inf if r > max_value else r
+    return np.copysign(r, v)
+
+
+@compiled
+def _binade(v: Any, exponent: Any, smallest: Any) -> Any:
+    """Return the exponent bits of ``v``, or ``smallest`` if they are less."""
+    return larger(both(bits_of(v), exponent), smallest)
+
+
+@compiled
+def _tame(v: Any, exponent: Any, smallest: Any, shift: Any) -> Any:
+    """Round a tame value, or one within tau of it, as ``_rnd`` does.
+
+    ``c`` is half as large again, so that it serves both signs; a zero is +0.
+    """
+    c = float_of(plus(_binade(v, exponent, smallest), shift), v)
+    return (v + c) - c
+
+
+@compiled
+def _index(y: Any, cap: Any, lattice: Any) -> Any:
+    """Place of the grid value ``y`` in the ordered list of all grid values (see ``grid.lattice_index``)."""
+    dropped, offset, smallest_normal, inverse_quantum = lattice
+    a = abs(y)
+    a = cap if a > cap else a
+    if a < smallest_normal:
+        place = np.int64(a * inverse_quantum)
+    else:
+        place = (np.float64(a).view(np.int64) >> dropped) - offset
+    return -place if y < 0.0 else place
+
+
+@compiled
+def _place(y: Any, ints: Any, to_subnormal: Any) -> Any:
+    """Do as ``_index`` for what ``_tame`` returns, in integers of the width of ``y``."""
+    a = abs(y)
+    pattern = bits_of(a)
+    normal = minus(shifted_right(pattern, ints[DROPPED]), ints[OFFSET])
+    place = truncated(a * to_subnormal) if pattern < ints[NORMAL] else normal
+    return minus(exclusive(place, place), place) if y < 0.0 else place
+
+
+@compiled
+def _describe_tame(values: Any, ints: Any, floats: Any, hair: Any, parity: Any, is_full: Any, rounded: Any) -> Any:
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    rtol, absolute, to_subnormal = floats[RTOL], floats[ABSOLUTE], floats[TO_SUBNORMAL]
+    top = smallest
+    for j in range(values.size):
+        v = values[j]
+        top = larger(top, both(bits_of(v), exponent))
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        y = _tame(v, exponent, smallest, shift)
+        low = _place(_tame(v - wide, exponent, smallest, shift), ints, to_subnormal)
+        high = _place(_tame(v + wide, exponent, smallest, shift), ints, to_subnormal)
+        full = high - low != 1
+        is_full[j] = full
+        parity[j] = _place(y, ints, to_subnormal) & 1 & ~np.int64(full)
+        rounded[j] = y
+    return top
+
+
+@compiled
+def _describe_wild(
+    values: Any, floats: Any, hair: Any, params: Any, lattice: Any, parity: Any, is_full: Any, rounded: Any
+) -> None:
+    rtol, absolute = floats[RTOL], floats[ABSOLUTE]
+    for j in range(values.size):
+        v = values[j]
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        y = _rnd(np.float64(v), params) + 0.0
+        low = _index(_rnd(np.float64(v - wide), params), params[0], lattice)
+        high = _index(_rnd(np.float64(v + wide), params), params[0], lattice)
+        full = high - low != 1
+        is_full[j] = full
+        parity[j] = _index(y, params[0], lattice) & 1 & ~np.int64(full)
+        rounded[j] = y
+
+
+@compiled
+def describe(
+    values: Any, ints: Any, floats: Any, hair: Any, params: Any, lattice: Any, parity: Any, is_full: Any, rounded: Any
+) -> None:
+    """For each logged value, as it was before rounding: is the entry a full one, else which parity it has.
+
+    What the values are rounded to goes to ``rounded``.
+    """
+    for start in range(0, values.size, BLOCK):
+        stop = min(start + BLOCK, values.size)
+        v, p, f, r = values[start:stop], parity[start:stop], is_full[start:stop], rounded[start:stop]
+        if _describe_tame(v, ints, floats, hair, p, f, r) > ints[LIMIT]:
+            _describe_wild(v, floats, hair, params, lattice, p, f, r)
+
+
+@compiled
+def in_order(positions: Any, size: Any) -> Any:
+    """Say whether ``positions`` ascend within ``range(size)``."""
+    if positions.size == 0:
+        return True
+    wrong = (positions[0] < 0) | (positions[-1] >= size)
+    before = positions[:-1]
+    after = positions[1:]
+    for j in range(after.size):
+        wrong |= after[j] <= before[j]
+    return not wrong
+
+
+@compiled
+def _own_tame(x: Any, parity: Any, is_full: Any, ints: Any, floats: Any, hair: Any, own: Any) -> Any:
+    """Put the roundings of ``x`` into ``own``; return top and how many entries are implausible or name others.
+
+    Full entries are taken to name the auditor's own rounding.
+    """
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    rtol, absolute, to_subnormal = floats[RTOL], floats[ABSOLUTE], floats[TO_SUBNORMAL]
+    top = smallest
+    wrong = 0
+    for j in range(x.size):
+        v = x[j]
+        top = larger(top, both(bits_of(v), exponent))
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        y = _tame(v, exponent, smallest, shift)
+        low = _place(_tame(v - tau, exponent, smallest, shift), ints, to_subnormal)
+        high = _place(_tame(v + tau, exponent, smallest, shift), ints, to_subnormal)
+        named = (high - low <= 1) & ((_place(y, ints, to_subnormal) & 1) == parity[j])
+        straddles = _tame(v - wide, exponent, smallest, shift) != _tame(v + wide, exponent, smallest, shift)
+        wrong += 0 if straddles & (named | is_full[j]) else 1
+        own[j] = y
+    return top, wrong
+
+
+@compiled
+def _own_wild(x: Any, parity: Any, is_full: Any, floats: Any, hair: Any, params: Any, lattice: Any, own: Any) -> Any:
+    rtol, absolute = floats[RTOL], floats[ABSOLUTE]
+    wrong = 0
+    for j in range(x.size):
+        v = x[j]
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        y = _rnd(np.float64(v), params) + 0.0
+        low = _index(_rnd(np.float64(v - tau), params), params[0], lattice)
+        high = _index(_rnd(np.float64(v + tau), params), params[0], lattice)
+        named = (high - low <= 1) & ((_index(y, params[0], lattice) & 1) == parity[j])
+        straddles = _rnd(np.float64(v - wide), params) != _rnd(np.float64(v + wide), params)
+        wrong += 0 if straddles & (abs(v) < np.inf) & (named | is_full[j]) else 1
+        own[j] = y
+    return wrong
+
+
+@compiled
+def confirm(
+    address: Any,
+    positions: Any,
+    parity: Any,
+    full_index: Any,
+    full_values: Any,
+    start: Any,
+    stop: Any,
+    ints: Any,
+    floats: Any,
+    hair: Any,
+    params: Any,
+    lattice: Any,
+    own: Any,
+) -> Any:
+    """Say whether the entries from ``start`` to ``stop`` are plausible and name the auditor's own roundings.
+
+    Those go to ``own``. ``positions`` and ``full_index`` are in order. ``sparse.judge`` spells the rule out and
+    decides where this returns False.
+    """
+    x = carray(pointer(address), positions[-1] + 1, floats.dtype)
+    values, is_full = np.empty(BLOCK, x.dtype), np.empty(BLOCK, np.bool_)
+    full = np.searchsorted(full_index, start)
+    for begin in range(start, stop, BLOCK):
+        end = min(begin + BLOCK, stop)
+        for j in range(begin, end):
+            values[j - begin] = x[positions[j]]
+        is_full[:] = False
+        first = full
+        while full < full_index.size and full_index[full] < end:
+            is_full[full_index[full] - begin] = True
+            full += 1
+        block, bits, mine = values[: end - begin], parity[begin:end], own[begin:end]
+        top, wrong = _own_tame(block, bits, is_full, ints, floats, hair, mine)
+        if top > ints[LIMIT]:
+            wrong = _own_wild(block, bits, is_full, floats, hair, params, lattice, mine)
+        if wrong:
+            return False
+        for k in range(first, full):
+            claimed = full_values[k]
+            if claimed != own[full_index[k]] or (claimed == 0.0 and np.copysign(1.0, claimed) < 0.0):
+                return False
+    return True
+
+
+@compiled
+def replace(address: Any, positions: Any, values: Any, floats: Any) -> Any:
+    """Write grid values to ``positions``, which are in order; return by how much that changes the fingerprint."""
+    x = carray(pointer(address), positions[-1] + 1, floats.dtype)
+    change = np.uint64(0)
+    for j in range(positions.size):
+        at = np.uint64(positions[j])
+        before, after = np.float32(x[at]).view(np.uint32), np.float32(values[j]).view(np.uint32)
+        factor = (np.uint64(2) * at + np.uint64(1)) * _FACTOR
+        change += (np.uint64(after) - np.uint64(before)) * (factor & _LOW_32)
+        x[at] = values[j]
+    return change
