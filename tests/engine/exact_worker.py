@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.exact_contractions import FORMS
+from vt_core.engine.exact_sums import FORMS as SUMS
 
 SETTINGS = {
     "stride": [1, 1],
@@ -49,6 +50,18 @@ def cases() -> dict[str, tuple[str, dict[str, object]]]:
     }
 
 
+def sums() -> dict[str, tuple[str, dict[str, object]]]:
+    """Return name -> (form, arguments) of sums and means that plain kernels take in different orders."""
+    x = tensor(700, 900, seed=11)
+    return {
+        "sum": ("sum", {"self": x}),
+        "sum-rows": ("sum", {"self": x, "dim": [1]}),
+        "sum-columns": ("sum", {"self": x, "dim": [0], "keepdim": True}),
+        "mean": ("mean", {"self": x}),
+        "mean-long": ("mean", {"self": tensor(2_000_003, seed=12)}),
+    }
+
+
 def plain(form: str, arguments: dict[str, object]) -> object:
     return getattr(torch.ops.aten, form)(**arguments)
 
@@ -68,4 +81,6 @@ if __name__ == "__main__":
             "plain": digest(plain(form, arguments)),
             **{f"{slices} slices": digest(FORMS[form](arguments, slices)) for slices in (1, 2)},
         }
+    for name, (form, arguments) in sums().items():
+        found[name] = {"plain": digest(plain(form, arguments)), "exact": digest(SUMS[form](arguments))}
     print(json.dumps(found))

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from exact_worker import SETTINGS, cases, plain, tensor
+from exact_worker import SETTINGS, cases, plain, sums, tensor
 from support.processes import prepare
 from support.runs import SMALL_DIGITS, Trainer, audit
 from support.worker import cases as jobs
 from torch import Tensor
 
-from vt_core.engine.exact_contractions import FORMS, MAX_TERMS, MIN_BITS, exact_sum, matmul, treatment
+from vt_core.engine.exact_contractions import FORMS, treatment
+from vt_core.engine.exact_products import MAX_TERMS, MIN_BITS, matmul
+from vt_core.engine.exact_sums import exact_sum
 from vt_core.engine.profiles import environment_for
 from vt_core.errors import PrecisionError, SpecError
 from vt_core.numerics import OpClass
@@ -52,6 +54,13 @@ def test_plain_kernels_differ_between_the_profiles(by_profile: dict[str, Any]) -
         pytest.skip("the profiles switch MKL, which this build of torch does not have")
     same = [name for name in cases() if len({by_profile[p][name]["plain"] for p in PROFILES}) == 1]
     assert not set(same) & {"mm", "mm-long", "bmm", "convolution"}, same
+
+
+def test_sums_have_the_same_bits_on_every_profile(by_profile: dict[str, Any]) -> None:
+    for name in sums():
+        assert len({by_profile[p][name]["exact"] for p in PROFILES}) == 1, name
+    same = [name for name in sums() if len({by_profile[p][name]["plain"] for p in PROFILES}) == 1]
+    assert "sum" not in same, "or nothing is shown"
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -141,10 +150,41 @@ def test_empty_products() -> None:
     assert matmul(tensor(0, 5, seed=1), tensor(5, 4, seed=2), 1).shape == (0, 4)
 
 
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_large_window_is_cut_by_channels(transposed: bool, slices: int) -> None:
+    wide, few = MAX_TERMS // 9 + 7, 2
+    settings = {**SETTINGS, "transposed": transposed}
+    x = tensor(2, wide, 4, 5, seed=1)
+    w = tensor(*((wide, few) if transposed else (few, wide)), 3, 3, seed=2)
+    found = FORMS["convolution"]({"input": x, "weight": w, "bias": None, **settings}, slices)
+    assert isinstance(found, torch.Tensor)
+    first = MAX_TERMS // 9
+    halves = [
+        FORMS["convolution"]({"input": x[:, c], "weight": w[c] if transposed else w[:, c], "bias": None, **settings}, slices)
+        for c in (slice(0, first), slice(first, wide))
+    ]  # fmt: skip
+    assert torch.equal(found, halves[0] + halves[1])  # type: ignore[operator]
+    plain = torch.ops.aten.convolution.default(x, w, None, *settings.values())
+    assert error(found, plain) < 2.0 ** ((3 - MIN_BITS) * slices)
+    # The gradient of a narrow input runs over as many channels the other way round.
+    x, w = tensor(2, few, 4, 5, seed=1), tensor(*((few, wide) if transposed else (wide, few)), 3, 3, seed=2)
+    grad = tensor(2, wide, 4, 5, seed=3)
+    given = {"grad_output": grad, "input": x, "weight": w, **settings, "output_mask": [True, False, False]}
+    by_input = FORMS["convolution_backward"](given, slices)[0]
+    expected = torch.ops.aten.convolution_backward.default(
+        grad, x, w, None, *settings.values(), [True, False, False]
+    )[0]  # fmt: skip
+    assert by_input is not None and error(by_input, expected) < 2.0 ** ((3 - MIN_BITS) * slices)
+
+
 def test_a_window_too_large_to_cut_is_refused() -> None:
-    x, w = tensor(1, MAX_TERMS + 1, 1, 1, seed=1), tensor(2, MAX_TERMS + 1, 1, 1, seed=2)
+    x, w = tensor(1, 2, 91, 91, seed=1), tensor(2, 2, 91, 91, seed=2)  # 8,281 products a channel
     with pytest.raises(PrecisionError, match="contractions: logged"):
         FORMS["convolution"]({"input": x, "weight": w, "bias": None, **SETTINGS, "padding": [0, 0]}, 1)
+    x, w = tensor(1, 2 * MAX_TERMS + 2, 1, 1, seed=1), tensor(2, MAX_TERMS + 1, 1, 1, seed=2)
+    with pytest.raises(PrecisionError, match="contractions: logged"):
+        FORMS["convolution"]({"input": x, "weight": w, "bias": None, **SETTINGS, "padding": [0, 0], "groups": 2}, 1)
 
 
 def test_nan_and_infinity_go_where_they_belong() -> None:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from vt_core.errors import PrecisionError
-from vt_core.numerics.quantise import MAX_BITS, product_bits, quantise, reference_quantise, sum_bits
+from vt_core.numerics._jit_quantise import ROUND, SCALE, Scales
+from vt_core.numerics.quantise import (
+    MAX_BITS,
+    product_bits,
+    quantise,
+    quantise_into,
+    reference_quantise,
+    sum_bits,
+)
 
 SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 2.0**500, -(2.0**480), 2.0**-1074, 2.0**-500, 1.0]
 
@@ -47,6 +55,31 @@ def test_compiled_equals_reference_for_other_layouts() -> None:
         for d in range(y.dim()):
             assert same_bits(quantise(y, (d,), 20), reference_quantise(y, (d,), 20))
             assert same_bits(quantise(y, (d - y.dim(),), 20), reference_quantise(y, (d,), 20))
+
+
+def test_channels_last_keeps_its_layout() -> None:
+    x = values(3, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+    for dims in ((0,), (1,), (0, 2, 3), (1, 2, 3), (2, 3)):
+        found = quantise(x, dims, 20)
+        assert same_bits(found, reference_quantise(x, dims, 20)), dims
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_in_parts_with_the_scales_of_the_whole(dim: int, far: bool) -> None:
+    x = values(300, 700)
+    if far:
+        x[7, 9], x[299, 0], x[0, 699] = float("nan"), float("inf"), 2.0**481
+    for y in (x, x.t().contiguous().t(), torch.cat([x, x], 1)[:, 3:703]):
+        expected = reference_quantise(y, (y.dim() + dim,), 20)
+        scales = Scales(y.shape[0] if dim == -1 else y.shape[1])
+        quantise_into(y, dim, 20, torch.empty(0, dtype=torch.float64), SCALE, scales)
+        for begin, end in ((0, 1), (1, 130), (130, 700)):
+            part = (slice(None), slice(begin, end)) if dim == -1 else (slice(begin, min(end, 300)),)
+            buffer = torch.full((y[part].numel() + 1,), 7.0, dtype=torch.float64)
+            found = quantise_into(y[part], dim, 20, buffer, ROUND, scales)
+            assert same_bits(found, expected[part]) and buffer[-1] == 7.0
 
 
 def test_against_rational_arithmetic() -> None:

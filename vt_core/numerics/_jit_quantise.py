@@ -1,35 +1,46 @@
-"""Compiled quantisation (CPU) over arrays of shape (reduced A, kept B, reduced C, kept D); see ``quantise``.
+"""Compiled quantisation (CPU); see ``quantise``. Loops run over slices: only then does LLVM vectorise them.
 
-The scale needs exponents alone, so the first pass is an integer maximum, which LLVM vectorises. One file of its own:
-numba's cache notices changes of a function's own file only. No fastmath.
+The scale of a group needs the exponent of its largest magnitude alone, so the first pass is an integer maximum. The
+second, ``(v + shift) - shift``, follows while the group is in the cache. Groups with a NaN, an infinity or a magnitude
+of 2**480 and more take the slow path. One file of its own: numba's cache notices changes of a function's own file
+only. No fastmath.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vt_core.numerics._jit import _compiled
-from vt_core.numerics.threads import pool, worker_count
+from vt_core.numerics.threads import share, worker_count
 
+_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
 _EXPONENT = np.int64(0x7FF0000000000000)
 _LOWEST = np.int64(1022 - 400)
 _HIGHEST = np.int64(1022 + 480)
 _LIMIT = 2.0**480
-_SMALL = 1 << 15
+_LIMIT_BITS = np.int64((1023 + 480) << 52)
+PART = 1 << 16
+"""Fewest values that another thread is asked to handle."""
+TILE = 2048
+"""Columns side by side: wide enough for the processor to fetch ahead, and their shifts stay in its first cache."""
+SCALE, ROUND, BOTH = 1, 2, 3
+Sizes = tuple[int, int, int, int]
+Steps = tuple[int, int, int]
 
 
 @_compiled
 def _shift(largest: Any, bits: Any) -> Any:
-    """Return 1.5 * 2**52 units for a group whose largest exponent field is ``largest``."""
+    """Return 1.5 * 2**52 units for a group whose largest finite magnitude has the bits ``largest``."""
     field = min(max(largest >> 52, _LOWEST), _HIGHEST)
     return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
 
 
 @_compiled
-def _round(v: Any, shift: Any) -> Any:
+def _far(v: Any, shift: Any) -> Any:
+    """Round one value of any kind."""
     r = (v + shift) - shift
     far = np.copysign(np.inf, v)
     r = far if abs(v) >= _LIMIT else r
@@ -37,124 +48,231 @@ def _round(v: Any, shift: Any) -> Any:
 
 
 @_compiled
-def _field(pattern: Any) -> Any:
-    """Return the exponent field (in place) of a float64's bits, 0 for NaN and infinities."""
-    field = pattern & _EXPONENT
-    return field if field != _EXPONENT else np.int64(0)
+def _largest_in(pattern: Any) -> Any:
+    """Return the largest magnitude's bits; NaN and infinities count, and are larger than all others."""
+    largest = np.int64(0)
+    for i in range(pattern.size):
+        largest = max(largest, pattern[i] & _MAGNITUDE)
+    return largest
 
 
 @_compiled
-def _one_largest(pattern: Any, largest: Any) -> Any:
+def _largest_finite(pattern: Any) -> Any:
+    """Return the largest finite magnitude's bits."""
+    largest = np.int64(0)
     for i in range(pattern.size):
-        largest = max(largest, _field(pattern[i]))
+        magnitude = pattern[i] & _MAGNITUDE
+        largest = max(largest, magnitude if magnitude < _EXPONENT else np.int64(0))
     return largest
 
 
 @_compiled
 def _each_largest(pattern: Any, into: Any) -> None:
+    """Raise ``into`` to the bits of the magnitudes, NaN and infinities included."""
     for i in range(pattern.size):
-        field = _field(pattern[i])
-        into[i] = field if field > into[i] else into[i]
+        into[i] = max(into[i], pattern[i] & _MAGNITUDE)
 
 
 @_compiled
-def _round_one(x: Any, out: Any, shift: Any) -> None:
+def _each_largest_of_four(p: Any, q: Any, r: Any, s: Any, into: Any) -> None:
+    """Do the same for four rows at once."""
+    for i in range(p.size):
+        one = max(p[i] & _MAGNITUDE, q[i] & _MAGNITUDE)
+        two = max(r[i] & _MAGNITUDE, s[i] & _MAGNITUDE)
+        into[i] = max(into[i], max(one, two))
+
+
+@_compiled
+def _each_largest_finite(pattern: Any, into: Any) -> None:
+    """Raise ``into`` to the bits of the finite magnitudes."""
+    for i in range(pattern.size):
+        magnitude = pattern[i] & _MAGNITUDE
+        into[i] = max(into[i], magnitude if magnitude < _EXPONENT else np.int64(0))
+
+
+@_compiled
+def _round_all(x: Any, out: Any, shift: Any) -> None:
     for i in range(x.size):
-        out[i] = _round(x[i], shift)
+        out[i] = (x[i] + shift) - shift
+
+
+@_compiled
+def _round_all_far(x: Any, out: Any, shift: Any) -> None:
+    for i in range(x.size):
+        out[i] = _far(x[i], shift)
 
 
 @_compiled
 def _round_each(x: Any, out: Any, shifts: Any) -> None:
     for i in range(x.size):
-        out[i] = _round(x[i], shifts[i])
-
-
-# Loops run over slices, not over computed indexes: only then does LLVM know that none is negative, and vectorises.
+        out[i] = (x[i] + shifts[i]) - shifts[i]
 
 
 @_compiled
-def _rows(x: Any, out: Any, begin: Any, end: Any, length: Any, bits: Any) -> None:
-    """Groups are rows: A = D = 1. Each row is read twice while it is in the cache."""
-    pattern = x.view(np.int64)
-    for row in range(begin, end):
-        at, to = row * length, (row + 1) * length
-        shift = _shift(_one_largest(pattern[at:to], np.int64(0)), bits)
-        _round_one(x[at:to], out[at:to], shift)
+def _round_each_of_two(x: Any, y: Any, out: Any, to: Any, shifts: Any) -> None:
+    for i in range(x.size):
+        shift = shifts[i]
+        out[i] = (x[i] + shift) - shift
+        to[i] = (y[i] + shift) - shift
 
 
 @_compiled
-def _largest(x: Any, into: Any, a: Any, b0: Any, b1: Any, b: Any, c: Any, d: Any) -> None:
-    """Put the largest exponent field of each group (b, d), b0 <= b < b1, into ``into`` (B * D)."""
-    pattern = x.view(np.int64)
+def _round_each_far(x: Any, out: Any, shifts: Any) -> None:
+    for i in range(x.size):
+        out[i] = _far(x[i], shifts[i])
+
+
+@_compiled
+def _run_largest(pattern: Any, start: Any, a: Any, c: Any, step: Any) -> Any:
+    """Return the largest finite magnitude's bits of a group of ``a`` runs of ``c`` neighbours, and if any is far."""
+    largest = np.int64(0)
     for i in range(a):
-        for j in range(b0, b1):
-            start = (i * b + j) * c * d
-            if d == 1:
-                into[j] = _one_largest(pattern[start : start + c], into[j])
-                continue
-            for k in range(c):
-                at = start + k * d
-                _each_largest(pattern[at : at + d], into[j * d : (j + 1) * d])
-
-
-@_compiled
-def _apply(x: Any, out: Any, shifts: Any, a: Any, b0: Any, b1: Any, b: Any, c: Any, d: Any) -> None:
+        at = start + i * step
+        largest = max(largest, _largest_in(pattern[at : at + c]))
+    if largest < _LIMIT_BITS:
+        return largest, False
+    largest = np.int64(0)
     for i in range(a):
-        for j in range(b0, b1):
-            start = (i * b + j) * c * d
-            if d == 1:
-                _round_one(x[start : start + c], out[start : start + c], shifts[j])
-                continue
-            for k in range(c):
-                at = start + k * d
-                _round_each(x[at : at + d], out[at : at + d], shifts[j * d : (j + 1) * d])
+        at = start + i * step
+        largest = max(largest, _largest_finite(pattern[at : at + c]))
+    return largest, True
 
 
 @_compiled
-def _shifts(largest: Any, shifts: Any, bits: Any) -> None:
-    for i in range(largest.size):
-        shifts[i] = _shift(largest[i], bits)
+def _columns_largest(pattern: Any, start: Any, a: Any, c: Any, steps: Any, into: Any) -> Any:
+    """Put the largest finite magnitudes' bits of neighbouring groups into ``into``; say whether any value is far."""
+    width, step = into.size, steps[2]
+    whole = c - c % 4
+    into[:] = 0
+    for i in range(a):
+        at = start + i * steps[0]
+        for k in range(0, whole, 4):
+            p = at + k * step
+            q, r, s = p + step, p + 2 * step, p + 3 * step
+            _each_largest_of_four(
+                pattern[p : p + width], pattern[q : q + width], pattern[r : r + width], pattern[s : s + width], into
+            )
+        for k in range(whole, c):
+            p = at + k * step
+            _each_largest(pattern[p : p + width], into)
+    if _largest_in(into) < _LIMIT_BITS:
+        return False
+    into[:] = 0
+    for i in range(a):
+        for k in range(c):
+            p = start + i * steps[0] + k * step
+            _each_largest_finite(pattern[p : p + width], into)
+    return True
 
 
 @_compiled
-def _columns_largest(x: Any, into: Any, rows: Any, d: Any, c0: Any, c1: Any) -> None:
-    """Groups are columns of (rows, d): A = B = 1. This thread's are c0 to c1."""
+def _along(
+    x: Any, out: Any, a: Any, c: Any, steps: Any, to_steps: Any, shifts: Any, far: Any, stages: Any, bits: Any,
+    begin: Any, end: Any,
+) -> None:  # fmt: skip
+    """Groups ``begin`` to ``end`` of ``a`` runs of ``c`` neighbours: their shifts, the rounding, or both."""
     pattern = x.view(np.int64)
-    for k in range(rows):
-        _each_largest(pattern[k * d + c0 : k * d + c1], into[c0:c1])
+    for j in range(begin, end):
+        start, to_start = j * steps[1], j * to_steps[1]
+        if stages & SCALE:
+            largest, far[j] = _run_largest(pattern, start, a, c, steps[0])
+            shifts[j] = _shift(largest, bits)
+        if stages & ROUND:
+            for i in range(a):
+                at, to = start + i * steps[0], to_start + i * to_steps[0]
+                if far[j]:
+                    _round_all_far(x[at : at + c], out[to : to + c], shifts[j])
+                else:
+                    _round_all(x[at : at + c], out[to : to + c], shifts[j])
 
 
 @_compiled
-def _columns_apply(x: Any, out: Any, shifts: Any, rows: Any, d: Any, c0: Any, c1: Any) -> None:
-    for k in range(rows):
-        _round_each(x[k * d + c0 : k * d + c1], out[k * d + c0 : k * d + c1], shifts[c0:c1])
-
-
-def quantise(x: Any, out: Any, a: int, b: int, c: int, d: int, bits: int) -> None:
-    """Quantise the flat float64 array ``x`` of shape (a, b, c, d) into ``out``; a group for each (b, d)."""
-    if a == 1 and d == 1:
-        _share(lambda begin, end: _rows(x, out, begin, end, c, bits), b, x.size)
+def _round_rows(x: Any, out: Any, at: Any, to: Any, rows: Any, step: Any, to_step: Any, shifts: Any, far: Any) -> None:
+    """Round ``rows`` rows of neighbouring groups, from ``at`` in ``x`` to ``to`` in ``out``."""
+    width = shifts.size
+    if far:
+        for k in range(rows):
+            p, q = at + k * step, to + k * to_step
+            _round_each_far(x[p : p + width], out[q : q + width], shifts)
         return
-    largest = np.zeros(b * d, np.int64)
-    shifts = np.empty(b * d, np.float64)
-    if b == 1:
-        rows = a * c
-        _share(lambda begin, end: _columns_largest(x, largest, rows, d, begin, end), d, x.size)
-        _shifts(largest, shifts, bits)
-        _share(lambda begin, end: _columns_apply(x, out, shifts, rows, d, begin, end), d, x.size)
-        return
-    _share(lambda begin, end: _largest(x, largest, a, begin, end, b, c, d), b, x.size)
-    _shifts(largest, shifts, bits)
-    _share(lambda begin, end: _apply(x, out, shifts, a, begin, end, b, c, d), b, x.size)
+    for k in range(0, rows - 1, 2):
+        p, q = at + k * step, to + k * to_step
+        r, s = p + step, q + to_step
+        _round_each_of_two(x[p : p + width], x[r : r + width], out[q : q + width], out[s : s + width], shifts)
+    if rows % 2:
+        p, q = at + (rows - 1) * step, to + (rows - 1) * to_step
+        _round_each(x[p : p + width], out[q : q + width], shifts)
 
 
-def _share(work: Any, count: int, size: int) -> None:
-    """Split ``count`` groups over the cores; small arrays stay on this thread."""
-    pieces = min(worker_count(), count) if size > _SMALL else 1
-    if pieces == 1:
+@_compiled
+def _across(
+    x: Any, out: Any, a: Any, c: Any, d: Any, steps: Any, to_steps: Any, tile: Any, shifts: Any, far: Any, stages: Any,
+    bits: Any, begin: Any, end: Any,
+) -> None:  # fmt: skip
+    """Groups lie side by side, ``d`` in a row; tiles ``begin`` to ``end`` of ``tile`` groups: shifts, or both."""
+    pattern = x.view(np.int64)
+    tiles = (d + tile - 1) // tile
+    largest = np.empty(tile, np.int64)
+    for item in range(begin, end):
+        j, first = item // tiles, item % tiles * tile
+        width = min(tile, d - first)
+        group = j * d + first
+        start, to_start = j * steps[1] + first, j * to_steps[1] + first
+        mine = shifts[group : group + width]
+        any_far = _columns_largest(pattern, start, a, c, steps, largest[:width])
+        far[group : group + width] = any_far
+        for i in range(width):
+            mine[i] = _shift(largest[i], bits)
+        if stages & ROUND:
+            for i in range(a):
+                at, to = start + i * steps[0], to_start + i * to_steps[0]
+                _round_rows(x, out, at, to, c, steps[2], to_steps[2], mine, any_far)
+
+
+@_compiled
+def _round_across(x: Any, out: Any, steps: Any, to_steps: Any, shifts: Any, far: Any, begin: Any, end: Any) -> None:
+    """Round rows ``begin`` to ``end`` of one matrix whose columns are the groups."""
+    at, to = begin * steps[2], begin * to_steps[2]
+    _round_rows(x, out, at, to, end - begin, steps[2], to_steps[2], shifts, far.any())
+
+
+class Scales:
+    """The shifts of the groups (b, d), and which groups hold values that need the slow path."""
+
+    def __init__(self, groups: int) -> None:
+        self.shifts, self.far = np.empty(groups, np.float64), np.empty(groups, np.bool_)
+
+
+def quantise(
+    x: Any, out: Any, sizes: Sizes, steps: Steps, to_steps: Steps, bits: int, stages: int = BOTH,
+    scales: Scales | None = None,
+) -> None:  # fmt: skip
+    """Quantise flat float64 ``x`` into ``out``: the value (i, j, k, l) lies at ``steps . (i, j, k) + l``.
+
+    ``sizes`` are those of i, j, k and l; ``to_steps`` are the steps in ``out``. Groups run over i and k. ``stages`` is
+    SCALE to put the groups' shifts into ``scales``, ROUND (for a single i and j) to use them, or BOTH, while each group
+    is in the cache.
+    """
+    a, b, c, d = sizes
+    size = a * b * c * d
+    s = scales or Scales(b * d)
+    if d == 1 and steps[2] == 1:
+        in_parts(lambda i, j: _along(x, out, a, c, steps, to_steps, s.shifts, s.far, stages, bits, i, j), b, size)
+    elif stages == ROUND:
+        in_parts(lambda i, j: _round_across(x, out, steps, to_steps, s.shifts, s.far, i, j), c, size)
+    else:
+        tile = min(d, TILE, max(64, -(-d * b // (8 * worker_count())) * 8))
+        in_parts(
+            lambda i, j: _across(x, out, a, c, d, steps, to_steps, tile, s.shifts, s.far, stages, bits, i, j),
+            b * -(-d // tile), size,
+        )  # fmt: skip
+
+
+def in_parts(work: Callable[[int, int], object], count: int, size: int) -> None:
+    """Call ``work(begin, end)`` for parts of ``count`` items, ``size`` values in all, on several threads if it pays."""
+    workers = worker_count()
+    parts = min(count, 4 * workers, size // PART)
+    if workers < 2 or parts < 2:
         work(0, count)
         return
-    bounds = [count * i // pieces for i in range(pieces + 1)]
-    waiting: list[Future[Any]] = [pool().submit(work, bounds[i], bounds[i + 1]) for i in range(pieces)]
-    for future in waiting:
-        future.result()
+    share(lambda i: work(count * i // parts, count * (i + 1) // parts), parts, workers)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vt_core.errors import PrecisionError
 from vt_core.numerics import _jit_quantise as _jit
+from vt_core.numerics._jit_quantise import BOTH, ROUND, Scales
 
 MAX_BITS = 26
 _EXPONENT = 0x7FF0000000000000
@@ -44,14 +45,25 @@ def quantise(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
     One unit for each index of the other dimensions; the result has the shape of ``x``, contiguous or transposed.
     Raises PrecisionError for another dtype.
     """
-    if x.dtype != torch.float64:
-        raise PrecisionError(f"exact contractions need float64, not {x.dtype}")
+    check_float64(x)
     if x.numel() == 0:
         return x.detach().clone()
     reduced = sorted(d % x.dim() for d in dims)
-    if x.device.type == "cpu" and os.environ.get("VT_REFERENCE_KERNELS") != "1":
+    if use_compiled(x):
         return _compiled(x.detach(), reduced, bits)
     return reference_quantise(x.detach(), reduced, bits)
+
+
+def check_float64(*tensors: Tensor) -> None:
+    """Raise PrecisionError for a tensor of another dtype."""
+    for x in tensors:
+        if x.dtype != torch.float64:
+            raise PrecisionError(f"exact contractions and sums need float64, not {x.dtype}")
+
+
+def use_compiled(x: Tensor) -> bool:
+    """Return whether ``x`` is for the compiled loops: on the CPU, unless VT_REFERENCE_KERNELS=1."""
+    return x.device.type == "cpu" and os.environ.get("VT_REFERENCE_KERNELS") != "1"
 
 
 def reference_quantise(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
@@ -66,28 +78,71 @@ def reference_quantise(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
     return torch.where(torch.isfinite(x), rounded, x)
 
 
-def _compiled(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
-    if x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous():
-        return _compiled(x.t(), sorted(1 - d for d in dims), bits).t()
-    if x.dim() == 3 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous():
-        swapped = sorted({0: 0, 1: 2, 2: 1}[d] for d in dims)
-        return _compiled(x.transpose(1, 2), swapped, bits).transpose(1, 2)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    # Neighbouring dimensions that are treated alike are one: what remains alternates between kept and reduced.
-    shape: list[int] = []
-    kinds: list[bool] = []
-    for d, size in enumerate(x.shape):
-        if kinds and kinds[-1] == (d in dims):
-            shape[-1] *= size
-        else:
-            shape.append(size)
-            kinds.append(d in dims)
-    source, target = x.view(-1).numpy(), out.view(-1).numpy()
-    if kinds and not kinds[0]:
-        kinds, shape = [True, *kinds], [1, *shape]  # (reduced, kept, reduced, kept), any of them of size 1
-    shape += [1] * (4 - len(shape))
-    if len(shape) > 4:
-        return reference_quantise(x, dims, bits)
-    _jit.quantise(source, target, shape[0], shape[1], shape[2], shape[3], bits)
+def quantise_into(
+    x: Tensor, dim: int, bits: int, buffer: Tensor, stages: int = BOTH, scales: Scales | None = None
+) -> Tensor:
+    """Quantise a matrix or a batch of matrices along dimension -1 or -2, into ``buffer`` (as many values, flat).
+
+    Float64 on the CPU, at least one value. The result is a view of ``buffer``, each matrix row-major or transposed as
+    those of ``x`` are. A matrix whose values along ``dim`` come in several parts: first ``stages=SCALE`` with all of
+    it fills ``scales``, one for each index of the other dimension; then ``stages=ROUND`` with each part.
+    """
+    if x.stride(-1) != 1 and x.stride(-2) == 1:
+        return quantise_into(x.transpose(-1, -2), -3 - dim, bits, buffer, stages, scales).transpose(-1, -2)
+    out = buffer[: x.numel()].view(x.shape) if stages & ROUND else x
+    batch, row = (x.stride(0) if x.dim() == 3 else 0), x.stride(-2)
+    count, (m, n) = (x.shape[0] if x.dim() == 3 else 1), x.shape[-2:]
+    if x.stride(-1) != 1 or (dim == -1 and count > 1 and batch != m * row):
+        x = x.contiguous()
+        batch, row = m * n, n
+    flat = x.as_strided(((count - 1) * batch + (m - 1) * row + n,), (1,)).numpy()
+    if dim == -1:
+        _jit.quantise(flat, buffer.numpy(), (1, count * m, n, 1), (0, row, 1), (0, n, 1), bits, stages, scales)
+    else:
+        _jit.quantise(flat, buffer.numpy(), (1, count, m, n), (0, batch, row), (0, m * n, n), bits, stages, scales)
     return out
+
+
+def _compiled(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
+    order = memory_order(x)
+    dense = x.permute(order).contiguous()
+    sizes = four_sizes(dense.shape, [order.index(d) for d in dims])
+    if sizes is None:
+        return reference_quantise(x, dims, bits)
+    out = torch.empty_like(dense)
+    steps = dense_steps(sizes)
+    _jit.quantise(dense.view(-1).numpy(), out.view(-1).numpy(), sizes, steps, steps, bits)
+    return out.permute([order.index(d) for d in range(x.dim())])
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """Return the dimensions from the farthest apart in memory to the nearest: permuted so, ``x`` may be contiguous."""
+    strides, shape = x.stride(), x.shape
+    order = sorted(range(x.dim()), key=lambda d: -strides[d] if shape[d] > 1 else 0)
+    return list(range(x.dim())) if x.is_contiguous() else order
+
+
+def dense_steps(sizes: tuple[int, int, int, int]) -> tuple[int, int, int]:
+    """Return the steps of a contiguous array for ``_jit_quantise.quantise``."""
+    return sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3]
+
+
+def four_sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, int, int, int] | None:
+    """Return ``shape`` as (reduced, kept, reduced, kept), sizes of 1 where there is none; None if it takes more.
+
+    Neighbouring dimensions that are treated alike are one: what remains alternates.
+    """
+    sizes: list[int] = []
+    reduced = False
+    for d, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and (d in dims) == reduced:
+            sizes[-1] *= size
+            continue
+        reduced = d in dims
+        sizes += [size] if sizes or reduced else [1, size]
+    if len(sizes) > 4:
+        return None
+    a, b, c, d = [*sizes, 1, 1, 1, 1][:4]
+    return (1, 1, a, b) if c == d == 1 else (a, b, c, d)
