@@ -17,6 +17,6 @@ ATTACK = Attack(
     gain="the smallest steering by a hyper-parameter; tests how fine the audit is",
     caught_by="replay: first update of the optimizer",
     reason="state_mismatch",
-    place=Place(2, 3, "aten.add_.Tensor (optimizer)"),
+    place=Place(2, 3, "vt.sgd_.default (optimizer)"),
     mount=mount,
 )

@@ -1,4 +1,4 @@
-"""One step with Nesterov momentum: one operation more than agreed."""
+"""One step with Nesterov momentum, which was not agreed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ATTACK = Attack(
     kind="training",
     does="takes step 3 with Nesterov momentum and puts the setting back",
     gain="a faster optimizer than was agreed, for single steps",
-    caught_by="replay: trace of operations",
-    reason="trace_mismatch",
-    place=Place(2, 3, "aten.add_.Tensor (optimizer)"),
+    caught_by="replay: state of each step",
+    reason="state_mismatch",
+    place=Place(2, 3, "vt.sgd_.default (optimizer)"),
     mount=mount,
 )

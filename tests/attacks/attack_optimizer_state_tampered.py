@@ -17,6 +17,6 @@ ATTACK = Attack(
     gain="forgets what earlier batches taught; resumes from a checkpoint without optimizer state",
     caught_by="replay: the optimizer's state is part of the state root",
     reason="state_mismatch",
-    place=Place(2, 3, "aten.mul_.Tensor (optimizer)"),
+    place=Place(2, 3, "vt.sgd_.default (optimizer)"),
     mount=mount,
 )

@@ -104,7 +104,7 @@ CHEATS: dict[str, tuple[SessionMaker, str, Finding | Fault]] = {
     "changed label": (session_with(changed_label), "vt::batch", Finding.DATA_MISMATCH),
     "changed pixel": (session_with(changed_pixel), "vt::batch", Finding.DATA_MISMATCH),
     "scaled loss": (session_with(scaled_loss), "aten.mul.Tensor", Finding.PROGRAM_MISMATCH),
-    "other learning rate": (at_step(ChangesRate, 3), "aten.add_.Tensor", Finding.PROGRAM_MISMATCH),
+    "other learning rate": (at_step(ChangesRate, 3), "vt.sgd_.default", Finding.PROGRAM_MISMATCH),
     "other optimizer": (at_step(LooksAhead, 3), "", Finding.PROGRAM_MISMATCH),
     "tampered statistics": (at_step(TampersStatistics, 3), "vt::commit", Finding.STATE_MISMATCH),
     "drifting weight": (at_step(DriftsOneUlp, 3), "vt::commit", Finding.STATE_MISMATCH),

@@ -209,9 +209,9 @@ def test_another_machine_writes_the_same_records_with_the_trainers_log(job: str,
 
 
 def test_a_record_is_parsed_strictly(bench: Bench) -> None:
-    plain = next(p for p in map(json.loads, bench.claim(1).records) if p["op"] == "aten.add_.Tensor")
+    plain = next(p for p in map(json.loads, bench.claim(1).records) if p["op"] == "vt.sgd_.default")
     rec.parse_record(dumps(plain))
-    source = plain["args"]["self"]
+    source = plain["args"]["param"]
     false: list[Any] = [
         {**plain, "more": 1},
         {k: v for k, v in plain.items() if k != "place"},
@@ -220,14 +220,14 @@ def test_a_record_is_parsed_strictly(bench: Bench) -> None:
         {**plain, "place": [0, 1, 2]},
         {**plain, "place": [0, -1, 0, 0]},
         {**plain, "decisions": "ff"},
-        {**plain, "args": {**plain["args"], "alpha": {"float": "0.5"}}},
-        {**plain, "args": {**plain["args"], "alpha": {"number": 1}}},
-        {**plain, "args": {**plain["args"], "self": {**source, "from": [1]}}},
-        {**plain, "args": {**plain["args"], "self": {**source, "from": [-1, 0]}}},
-        {**plain, "args": {**plain["args"], "self": {**source, "digest": "ff"}}},
-        {**plain, "args": {**plain["args"], "self": {**source, "view": [[[2], [1], -4]]}}},
-        {**plain, "args": {**plain["args"], "self": {"const": "00" * 2000, "dtype": "float64", "shape": [250]}}},
-        {**plain, "args": {**plain["args"], "self": {"const": "00", "dtype": "load", "shape": [1]}}},
+        {**plain, "args": {**plain["args"], "lr": {"float": "0.5"}}},
+        {**plain, "args": {**plain["args"], "lr": {"number": 1}}},
+        {**plain, "args": {**plain["args"], "param": {**source, "from": [1]}}},
+        {**plain, "args": {**plain["args"], "param": {**source, "from": [-1, 0]}}},
+        {**plain, "args": {**plain["args"], "param": {**source, "digest": "ff"}}},
+        {**plain, "args": {**plain["args"], "param": {**source, "view": [[[2], [1], -4]]}}},
+        {**plain, "args": {**plain["args"], "param": {"const": "00" * 2000, "dtype": "float64", "shape": [250]}}},
+        {**plain, "args": {**plain["args"], "param": {"const": "00", "dtype": "load", "shape": [1]}}},
         {**plain, "op": "vt::more"},
         {**plain, "op": 5},
         {"op": "vt::load", "name": 4, "results": ["0" * 64]},

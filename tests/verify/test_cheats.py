@@ -102,11 +102,11 @@ CHEATS: dict[str, tuple[Maker, str, int, int | None, str | None, str | None]] = 
     "dropped-step": (DropsStep, "state_mismatch", 2, 3, None, None),
     "doubled-step": (DoublesStep, "state_mismatch", 2, 3, "aten.convolution.default", "conv1"),
     "other-seed": (with_spec(seed=8), "state_mismatch", 0, 0, "aten.uniform_.default", "init"),
-    "learning-rate-1e-6": (ChangesRate, "state_mismatch", 2, 3, "aten.add_.Tensor", "optimizer"),
+    "learning-rate-1e-6": (ChangesRate, "state_mismatch", 2, 3, "vt.sgd_.default", "optimizer"),
     # Optimizer settings are part of the state, so these are found before the first step.
     "other-rate": (with_args(lr=0.05 * (1 + 1e-6)), "state_mismatch", 0, 0, None, None),
     "other-optimizer": (other_job(AdamJob), "state_mismatch", 0, 0, None, None),
-    "one-nesterov-step": (LooksAhead, "trace_mismatch", 2, 3, "aten.add_.Tensor", "optimizer"),
+    "one-nesterov-step": (LooksAhead, "state_mismatch", 2, 3, "vt.sgd_.default", "optimizer"),
     "other-width": (with_args(width=5), "trace_mismatch", 0, 0, None, None),
     "other-dropout": (with_args(dropout=0.2), "state_mismatch", 1, 1, "aten.native_dropout.default", "dropout"),
     "no-dropout": (with_args(dropout=0.0), "trace_mismatch", 1, 1, None, None),

@@ -21,6 +21,7 @@ from vt_core.dispute.tracking import Origin
 from vt_core.dispute.views import apply, places
 from vt_core.engine.mode import Moment, VerifiedMode
 from vt_core.engine.modules import ModuleTracker
+from vt_core.engine.opclass import UPDATES
 from vt_core.engine.plans import make_plan
 from vt_core.engine.rounding import Place, Rounding
 from vt_core.engine.settings import common_settings
@@ -163,9 +164,10 @@ def _distance(site: Site, place: int, x: float, y: float, grid: Grid) -> float:
 
 
 def _operation(name: str) -> Any:
-    """Return the ATen overload called ``aten.NAME.OVERLOAD``."""
+    """Return the ATen overload called ``aten.NAME.OVERLOAD``, or the engine's own operation of that name."""
     parts = name.split(".")
-    if len(parts) != 3 or parts[0] not in ("aten", "prims") or not all(p.isidentifier() for p in parts):
+    known = name in UPDATES or parts[0] in ("aten", "prims")
+    if len(parts) != 3 or not known or not all(p.isidentifier() for p in parts):
         raise EvidenceError("evidence_malformed", f"{name[:80]!r} is no operation")
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     if parts[1].rstrip("_") in _FORBIDDEN or packet is None or parts[2] not in packet.overloads():

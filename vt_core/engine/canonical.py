@@ -79,7 +79,7 @@ def _rsub(self: Tensor, other: Tensor | float, alpha: float = 1) -> Tensor:
 
 
 def _native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad_output * mask * scale
+    return (grad_output * mask).mul_(scale)
 
 
 FORMS: dict[str, Form] = {

@@ -8,6 +8,7 @@ per class: ``contractions: exact`` swaps the one of the contractions (``exact_co
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vt_core.engine import canonical, exact_contractions, random_ops
+from vt_core.engine import canonical, convolutions, exact_contractions, exact_sums, random_ops, updates
 from vt_core.engine.cancellation import NORM_ORDER, first_floor, norm_floor
 from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.opclass import LAYOUT, TIE_ORDER, Treatment, refusal
-from vt_core.engine.plans import REFINED, Plan, by_name, make_plan, refine
+from vt_core.engine.opclass import TIE_ORDER, Treatment, refusal
+from vt_core.engine.plans import Plan, by_name, make_plan, refine
 from vt_core.engine.rounding import Rounding
 from vt_core.engine.scale import scale_floors
 from vt_core.engine.streams import Streams
@@ -36,6 +37,8 @@ SLICES = {"exact": 1, "exact2": 2}
 _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+
+_NO_FLOORS = (0.0, 0.0, 0.0)
 
 TreatmentFunction = Callable[["VerifiedMode", Plan, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -78,12 +81,15 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Treatment.CONSTANT: _constant,
             Treatment.EXACT: _exact,
             Treatment.CANONICAL: _canonical,
+            Treatment.UPDATE: _update,
             Treatment.INEXACT: _inexact,
             Treatment.RANDOM: _random,
             Treatment.REFUSED: _refused,
         }
+        self.sums: dict[str, TreatmentFunction] = {}  # by name: other reductions keep their log
         if contractions != "logged":
             self.treatments[OpClass.CONTRACTION] = exact_contractions.treatment(SLICES[contractions])
+            self.sums = dict.fromkeys(exact_sums.FORMS, exact_sums.treatment())
         self._plans: dict[Any, Plan] = {}
 
     def begin_step(self, epoch: int, step: int) -> None:
@@ -101,11 +107,13 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one ATen operation under its treatment."""
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = make_plan(func)
-        if plan.treatment is Treatment.VIEW:
+        treatment = plan.treatment
+        if treatment is Treatment.VIEW:
             return func(*args, **kwargs)
         if not plan.known:
             raise UnsupportedOperation(
@@ -114,16 +122,21 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )  # fmt: skip
         self.tracker.note()
         if plan.rounds_scalars:
-            args, kwargs = _round_scalars(args), {k: _round_scalar(v) for k, v in kwargs.items()}
+            args = _round_scalars(args)
+            if kwargs:
+                kwargs = {k: _round_scalar(v) for k, v in kwargs.items()}
         if self.promote:
             args, kwargs = self._promote_dtypes(args, kwargs)
-        treatment = refine(plan, by_name(plan, args, kwargs)) if plan.name in REFINED else plan.treatment
+        if plan.refined and (kwargs or len(args) > plan.settled):
+            treatment = refine(plan, by_name(plan, args, kwargs))
         run = None
         if treatment is Treatment.INEXACT:
-            run = self.treatments.get(plan.op_class)  # a swapped strategy for one op class
+            # A swapped strategy for sums and means, or for an op class.
+            run = self.sums.get(plan.name) or self.treatments.get(plan.op_class)
         result = (run or self.treatments[treatment])(self, plan, func, args, kwargs)
-        result = self._check_precision(plan, result)
-        if plan.name not in LAYOUT:
+        if type(result) is not Tensor or result.dtype is not self.compute:
+            result = self._check_precision(plan, result)
+        if plan.traced:
             self.trace.record(plan.full_name, result)
         return result
 
@@ -140,6 +153,11 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def put_on_grid(self, plan: Plan, tensor: Tensor) -> None:
         """Round a result that is the same on every machine, without a log."""
         self.rounding.plain(tensor, self.place(plan))
+
+    def count_rounded(self, plan: Plan, tensor: Tensor, fingerprint: int) -> None:
+        """Count a tensor that an operation has put on the grid itself as a site without a log."""
+        self.rounding.counters.plain += tensor.numel()
+        self.rounding.note(fingerprint, self.place(plan))
 
     def mutated(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the floating tensors that this call writes."""
@@ -245,20 +263,42 @@ def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...],
     return target
 
 
+def _update(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = by_name(plan, args, kwargs)
+    if len(arguments) != len(plan.argument_names):
+        raise TypeError(f"{plan.full_name} needs {', '.join(plan.argument_names)}")
+    mode.mutated(plan, args, kwargs)  # notes who wrote it
+    for tensor, fingerprint in updates.update(plan.name, arguments, mode.compute, mode.rounding.grid):
+        mode.count_rounded(plan, tensor, fingerprint)
+    return arguments["param"]
+
+
 def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Round every floating output and every floating argument that was written, with the interval log."""
-    arguments = by_name(plan, args, kwargs)
-    written = mode.mutated(plan, args, kwargs)
-    floors = (0.0,) * 3 if plan.in_place else scale_floors(plan.name, arguments, 3)
-    first = 0.0 if plan.in_place else first_floor(plan.name, arguments)
-    result = func(*args, **kwargs)
+    written = mode.mutated(plan, args, kwargs) if plan.mutated else []
+    floors: tuple[float, ...] = _NO_FLOORS
+    first, order = 0.0, None
+    if plan.has_floor:
+        arguments = by_name(plan, args, kwargs)
+        order = NORM_ORDER.get(plan.name)
+        if not plan.in_place:
+            floors, first = scale_floors(plan.name, arguments, 3), first_floor(plan.name, arguments)
+    result = None
+    if plan.name in convolutions.NAMES and not plan.in_place:
+        result = convolutions.run(plan.name, arguments, func)
+    if result is None:
+        result = func(*args, **kwargs)
     place = mode.place(plan)
+    if type(result) is Tensor and not written:
+        if result.dtype is mode.compute and result.numel():
+            mode.rounding.inexact(result, plan.op_class, max(floors[0], first), place)
+        return result
     done: set[int] = set()
     outputs = result if isinstance(result, (tuple, list)) else (result,)
-    for i in NORM_ORDER.get(plan.name, range(len(outputs))):
+    for i in order or range(len(outputs)):
         tensor = outputs[i]
         if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
-            if i == 0 and plan.name in NORM_ORDER:
+            if i == 0 and order is not None:
                 first = norm_floor(arguments, outputs[2])
             floor = max(floors[i] if i < len(floors) else 0.0, first if i == 0 else 0.0)
             mode.rounding.inexact(tensor, plan.op_class, floor, place)
@@ -323,10 +363,13 @@ def _dropout(mode: VerifiedMode, plan: Plan, arguments: dict[str, Any], stream: 
     x, p = arguments["input"], arguments["p"]
     if arguments.get("train") is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    kept = stream.uniform(x.numel()).reshape(tuple(x.shape)) >= p
+    # uniform >= p, where uniform is the top 53 bits times 2^-53
+    least = math.ceil(p * 2.0**53) << 11
+    bits = stream.bits(x.numel()).reshape(tuple(x.shape))
+    kept = bits >= np.uint64(least) if least < 1 << 64 else np.zeros(bits.shape, np.bool_)
     mask = torch.from_numpy(kept).to(x.device)
     scale = 0.0 if p == 1.0 else _round_scalar(1.0 / (1.0 - p))
-    value = x * mask * scale
+    value = (x * mask).mul_(scale)
     mode.put_on_grid(plan, value)
     return value, mask
 

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
+_grad_enabled, _sequence_number = torch.is_grad_enabled, torch._C._autograd._get_sequence_nr
+
 
 class ModuleTracker:
     """Context manager that knows the path of the module that is running."""
@@ -37,9 +39,9 @@ class ModuleTracker:
 
     def note(self) -> None:
         """Remember the current module for the autograd node of the operation that runs now."""
-        if self._stack and torch.is_grad_enabled():
+        if self._stack and _grad_enabled():
             # An operation without gradient makes no node: it must not take over the one before it.
-            self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._stack[-1])
+            self._by_sequence.setdefault(_sequence_number() - 1, self._stack[-1])
 
     def current(self) -> str:
         """Return the path of the module that runs now, or the phase of the step."""

@@ -19,6 +19,7 @@ class Treatment(StrEnum):
     CONSTANT = "constant"  # a Python number or list that becomes a tensor
     EXACT = "exact"
     CANONICAL = "canonical"
+    UPDATE = "update"  # one step of an optimizer for one parameter, see ``updates``
     INEXACT = "inexact"
     RANDOM = "random"
     REFUSED = "refused"
@@ -70,6 +71,9 @@ UNMARKED_VIEWS = _names("""
 LAYOUT = _names("clone contiguous")
 
 CANONICAL = _names("sqrt rsqrt square pow lerp addcmul addcdiv native_dropout_backward")
+
+# The engine's own operations, by full name.
+UPDATES = _names("vt.sgd_.default vt.adam_.default")
 
 RANDOM = _names("""
     native_dropout bernoulli rand rand_like uniform randn randn_like normal normal_functional randint randint_like

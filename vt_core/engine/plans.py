@@ -7,15 +7,19 @@ from typing import Any
 
 import torch
 
+from vt_core.engine.cancellation import NORM_ORDER, first_floor
 from vt_core.engine.opclass import (
     GRID_PRESERVING_IN_PLACE,
+    LAYOUT,
     SILENT_MUTATIONS,
     UNMARKED_VIEWS,
+    UPDATES,
     Treatment,
     base_name,
     tolerance_class,
     treatment_of,
 )
+from vt_core.engine.scale import scale_floors
 from vt_core.numerics import OpClass
 
 _KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler"})
@@ -35,7 +39,11 @@ class Plan:
     in_place: bool
     keeps_grid: bool  # an in-place result is on the grid whenever the arguments are
     rounds_scalars: bool
-    known: bool  # an operation of PyTorch's own, not of an extension
+    refined: bool  # the treatment depends on arguments, see `refine`
+    settled: int  # with no more than so many positional arguments, and no others, it is ``treatment``
+    has_floor: bool  # the scale of a result has a lower bound that comes from the arguments
+    traced: bool  # a step's trace lists it
+    known: bool  # an operation of PyTorch's own or of the engine, not of an extension
 
 
 def make_plan(func: torch._ops.OpOverload) -> Plan:
@@ -49,6 +57,9 @@ def make_plan(func: torch._ops.OpOverload) -> Plan:
     treatment = Treatment.VIEW if is_view or name in UNMARKED_VIEWS else treatment_of(name)
     if name in ("index_put", "scatter", "div", "_unsafe_index_put", "_index_put_impl"):
         treatment = Treatment.EXACT  # unless an argument says otherwise, see `refine`
+    is_update = str(func) in UPDATES
+    if is_update:
+        treatment = Treatment.UPDATE
     return Plan(
         name=name,
         full_name=str(func),
@@ -59,8 +70,20 @@ def make_plan(func: torch._ops.OpOverload) -> Plan:
         in_place=bool(written),
         keeps_grid=name in GRID_PRESERVING_IN_PLACE,
         rounds_scalars=name not in _FACTORIES and treatment is not Treatment.VIEW,
-        known=func.namespace in _KNOWN_NAMESPACES,
+        refined=name in REFINED,
+        settled=_SETTLED.get(name, 0),
+        has_floor=name in NORM_ORDER or _asks_for_arguments(name),
+        traced=name not in LAYOUT,
+        known=is_update or func.namespace in _KNOWN_NAMESPACES,
     )
+
+
+def _asks_for_arguments(name: str) -> bool:
+    """Tell whether the scale of a result of this operation has a lower bound other than 0."""
+    try:
+        return any((*scale_floors(name, {}, 3), first_floor(name, {})))
+    except KeyError:
+        return True
 
 
 def refine(plan: Plan, arguments: dict[str, Any]) -> Treatment:
@@ -81,6 +104,9 @@ def refine(plan: Plan, arguments: dict[str, Any]) -> Treatment:
         return Treatment.EXACT if all(float(b).is_integer() for b in bounds) else Treatment.INEXACT
     return plan.treatment
 
+
+# Two operands alone: no alpha and no rounding mode.
+_SETTLED = {"add": 2, "sub": 2, "rsub": 2, "div": 2}
 
 # Treatments that look at arguments before they are final.
 REFINED = frozenset(

@@ -100,8 +100,11 @@ class Rounding(ABC):
         self._next_site(round_plain_(x, self.grid, True), place)
 
     def note(self, fingerprint: int, place: Place) -> None:
-        """Count something that is not rounded (the input batch) as a site, for locating a divergence."""
-        self._next_site(fingerprint & 0xFFFFFFFF, place)
+        """Count as a site what is not rounded here: the input batch, or a tensor that its operation put on the grid.
+
+        ``fingerprint`` has up to 64 bits.
+        """
+        self._next_site(fingerprint, place)
 
     def _next_site(self, fingerprint: int, place: Place) -> None:
         if self.fingerprints:

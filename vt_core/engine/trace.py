@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+_MOST_KNOWN = 1 << 14
+
 
 class Trace:
     """Collects the operations of one step."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._known: dict[tuple[str, torch.Size, torch.dtype], str] = {}  # lines of one tensor: a step repeats them
 
     def begin(self) -> None:
         """Forget everything: a new step starts."""
@@ -24,7 +27,16 @@ class Trace:
 
     def record(self, name: str, result: Any) -> None:
         """Add one operation and the shapes and dtypes of what it returned."""
-        self._lines.append(f"{name} {_describe(result)}")
+        if type(result) is not torch.Tensor:
+            self._lines.append(f"{name} {_describe(result)}")
+            return
+        key = name, result.shape, result.dtype
+        line = self._known.get(key)
+        if line is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            line = self._known[key] = f"{name} {_describe(result)}"
+        self._lines.append(line)
 
     def digest(self) -> bytes:
         """Return SHA-256 over the lines so far."""
