@@ -10,12 +10,13 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
+from prefect.futures import PrefectFuture
 
 from flows.observing import observed, segment_tags, store_tags
 from tasks.training import Trainer, open_trainer
 from vt_core.errors import SpecError
 from vt_core.evidence.records import Seal, SegmentRecord
-from vt_core.training.segment import Segment
+from vt_core.training.segment import SegmentDraft
 
 STORE_TIMEOUT_S = 6 * 3600
 """A transfer that takes longer than this hangs; it is tried again."""
@@ -24,9 +25,9 @@ STORE_TIMEOUT_S = 6 * 3600
 
 
 @task(task_run_name="train-segment-{index}", cache_policy=NO_CACHE, persist_result=False)
-def train_segment(trainer: Trainer, index: int) -> Segment:
-    """Train one segment into the workspace."""
-    return trainer.train(index)
+def train_segment(trainer: Trainer, index: int) -> SegmentDraft:
+    """Train one segment; its checkpoint is written when it is published."""
+    return trainer.run_steps(index)
 
 
 @task(
@@ -34,8 +35,8 @@ def train_segment(trainer: Trainer, index: int) -> Segment:
     retries=3, retry_delay_seconds=[2, 10, 30], retry_jitter_factor=0.5, timeout_seconds=STORE_TIMEOUT_S,
     retry_condition_fn=lambda task, run, state: not isinstance(_error(state), SpecError),
 )  # fmt: skip
-def publish_segment(trainer: Trainer, index: int, segment: Segment) -> SegmentRecord:
-    """Push the artifacts and commit to them; the store may be away for a while."""
+def publish_segment(trainer: Trainer, index: int, segment: SegmentDraft) -> SegmentRecord:
+    """Write the segment's files, push them and commit to them; the store may be away for a while."""
     return trainer.publish(segment)
 
 
@@ -49,11 +50,7 @@ def run_segments(trainer: Trainer) -> dict[str, Any]:
     """Train, publish and seal what is missing of a run; returns the summary. Call it inside a flow."""
     started = time.perf_counter()
     with observed(trainer.run.run_id, "train"), trainer.open():
-        for index in range(trainer.begin(), trainer.published.segment_count):
-            with segment_tags(index):
-                segment = train_segment(trainer, index)
-                with store_tags():
-                    publish_segment(trainer, index, segment)
+        _train_and_publish(trainer)
         summary = trainer.summary(seal_run(trainer), time.perf_counter() - started)
     # Starts an audit where a deployment listens for it (prefect.yaml); elsewhere it is only a note.
     emit_event(
@@ -62,6 +59,28 @@ def run_segments(trainer: Trainer) -> dict[str, Any]:
         payload={"run_id": summary["run_id"], "store": summary["store"], "root": summary["root"]},
     )
     return summary
+
+
+def _train_and_publish(trainer: Trainer) -> None:
+    """Train segment after segment; each is written and published while the next one computes.
+
+    One at a time and in order, for each record names the one before. A failure to publish ends the run before the next
+    segment is handed over, with its own error.
+    """
+    publishing: PrefectFuture[SegmentRecord] | None = None
+    try:
+        for index in range(trainer.begin(), trainer.published.segment_count):
+            with segment_tags(index):
+                segment = train_segment(trainer, index)
+                if publishing is not None:
+                    publishing.result()
+                with store_tags():
+                    publishing = publish_segment.submit(trainer, index, segment)
+        if publishing is not None:
+            publishing.result()
+    finally:
+        if publishing is not None:
+            publishing.wait()  # its thread uses what the caller is about to close
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)

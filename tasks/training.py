@@ -19,6 +19,7 @@ from tasks.signing import read_spec, trainer_key
 from tasks.store import open_store
 from vt_core.errors import EvidenceError, SpecError, VtError
 from vt_core.evidence.agreement import AgreedSpec
+from vt_core.evidence.digests import check_file
 from vt_core.evidence.keys import SignerKey
 from vt_core.evidence.merkle import root
 from vt_core.evidence.records import Seal, SegmentRecord
@@ -26,7 +27,7 @@ from vt_core.evidence.signatures import sign_seal
 from vt_core.training.checkpoint import load_checkpoint
 from vt_core.training.job import Dataset, Job, load_job
 from vt_core.training.leaves import decode_leaves
-from vt_core.training.segment import LEAVES, METRICS, Segment, file_table, train_segment
+from vt_core.training.segment import LEAVES, METRICS, Segment, SegmentDraft, file_table, run_segment
 from vt_core.training.session import Session
 from vt_core.training.spec import RunSpec, parse_spec
 from vt_core.training.state import State, digest
@@ -82,18 +83,27 @@ class Trainer:
 
     def train(self, index: int) -> Segment:
         """Train segment ``index``; its files are in the workspace afterwards, nothing is published."""
+        return self.run_steps(index).finish()
+
+    def run_steps(self, index: int) -> SegmentDraft:
+        """Run the steps of segment ``index``; another thread may finish and publish it while the next one runs."""
         report = reporter.get()
         first, last = self.session.spec.segment_range(index)
         report.start(f"segment {index}" if index else "initialisation", last - first + 1, first, index)
-        segment = train_segment(
+        draft = run_segment(
             self.session, index, self._state, self._folder(index),
             lambda step, loss: report.advance("" if step == 0 else f"loss {loss:.4f}"),
         )  # fmt: skip
-        self._state = segment.state
-        return segment
+        self._state = draft.state
+        return draft
 
-    def publish(self, segment: Segment) -> SegmentRecord:
-        """Push the segment's artifacts, then commit to them. May be called again after a failure."""
+    def publish(self, segment: Segment | SegmentDraft) -> SegmentRecord:
+        """Finish the segment's files, push them, then commit to them. May be called again after a failure.
+
+        Segments are published in order, one after the other.
+        """
+        if isinstance(segment, SegmentDraft):
+            segment = segment.finish()
         pointer = self.artifacts.publish(self._folder(segment.index))
         first, last = self.published.segment_range(segment.index)
         leaves = [leaf.hash() for leaf in segment.leaves]
@@ -160,8 +170,13 @@ class Trainer:
         return self.workspace / segment_folder(index)
 
     def _metrics(self, record: SegmentRecord) -> Mapping[str, Any]:
-        folder = self._local(record)
-        plain: dict[str, Any] = json.loads((folder / METRICS).read_bytes())
+        path = self._folder(record.index) / METRICS
+        entry = record.files[METRICS]
+        try:  # of this one file: a checkpoint takes its time to hash
+            check_file(path, entry["sha256"], entry["size"], f"segment {record.index}: {METRICS}")
+        except VtError:
+            path = self._local(record) / METRICS
+        plain: dict[str, Any] = json.loads(path.read_bytes())
         return plain
 
     def _resume(self, record: SegmentRecord) -> State:

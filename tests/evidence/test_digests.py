@@ -31,6 +31,22 @@ def test_streaming_and_progress(tmp_path: Path, size: int) -> None:
     assert sum(seen) == size
 
 
+@pytest.mark.parametrize("sizes", [[], [0], [5, 0, 7], [1 << 17, 3, (1 << 17) - 1, 1 << 20, 1 << 20]])
+def test_written_and_hashed_at_once(tmp_path: Path, sizes: list[int]) -> None:
+    parts = [os.urandom(size) for size in sizes]
+    found = digests.write_hashed(tmp_path / "x", (memoryview(p) if i % 2 else p for i, p in enumerate(parts)))
+    whole = b"".join(parts)
+    assert (tmp_path / "x").read_bytes() == whole
+    assert found == (hashlib.sha256(whole).hexdigest(), len(whole))
+
+
+def test_writing_fails_as_the_disk_or_the_source_does(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        digests.write_hashed("/dev/full", [bytes(1 << 20)])
+    with pytest.raises(ZeroDivisionError):
+        digests.write_hashed(tmp_path / "x", (bytes(1 << 20 // n) for n in (1, 0)))
+
+
 def reason_of(path: Path, sha256: str, size: int) -> str:
     with pytest.raises(EvidenceError, match="the checkpoint") as caught:
         digests.check_file(path, sha256, size, "the checkpoint")

@@ -124,9 +124,9 @@ with session.open():
 """
 
 
-def run_until_killed(folder: Path, kill_at: int) -> tuple[int, list[int]]:
+def run_until_killed(folder: Path, kill_at: int, program: str = KILLED) -> tuple[int, list[int]]:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-c", KILLED, str(folder), str(kill_at)]
+    command = [sys.executable, "-c", program, str(folder), str(kill_at)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode, [int(line) for line in done.stdout.split()]
@@ -149,6 +149,72 @@ def test_killed_after_any_step_and_started_again(whole: Path, tmp_path: Path) ->
     assert trained == [0, 0, 1, 2, 3, 3, 4, 5, 6], "nothing finished was trained again"
     assert_equal(whole, tmp_path)
     assert not list(tmp_path.glob("*.draft"))
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from support.runs import SMALL_DIGITS
+from vt_core.training import tensor_file
+from vt_core.training.checkpoint import load_checkpoint
+from vt_core.training.segment import run_segment
+from vt_core.training.session import Session
+
+folder, kill_at, parts, written = Path(sys.argv[1]), int(sys.argv[2]), tensor_file._parts, 0
+
+def killing(tensors):
+    global written
+    assert threading.current_thread() is not threading.main_thread()
+    before = written
+    for part in parts(tensors):
+        if written == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written += 1
+        yield part
+    print(written - before, flush=True)
+
+tensor_file._parts, tensor_file._PART_BYTES = killing, 256
+job, dataset, spec = SMALL_DIGITS.open()
+session = Session(spec, job, dataset)
+done = 0
+while (folder / str(done)).exists():
+    done += 1
+print(done, flush=True)
+state = load_checkpoint(folder / str(done - 1)) if done else None
+writing = None
+with session.open(), ThreadPoolExecutor(1) as other:
+    for index in range(done, spec.segment_count):
+        draft = run_segment(session, index, state, folder / str(index))
+        state = draft.state
+        if writing is not None:
+            writing.result()
+        writing = other.submit(draft.finish)
+    writing.result()
+"""
+
+
+@pytest.mark.slow
+def test_killed_while_a_segment_is_written_behind_the_next_one(whole: Path, tmp_path: Path) -> None:
+    """Killed at the first byte of a checkpoint, inside the next one, and in the last one: whole segments stay, the
+    others are trained again, and all files are those of a training that nobody disturbed."""
+    code, (_, *parts) = run_until_killed(tmp_path / "undisturbed", -1, KILLED_WHILE_WRITING)
+    assert code == 0 and len(parts) == LAST + 1 and min(parts) > 10
+    begun = []
+    for kill_at in (0, parts[0] + parts[1] // 2, parts[1] + parts[2] + 1):
+        code, (first, *_) = run_until_killed(tmp_path / "run", kill_at, KILLED_WHILE_WRITING)
+        assert code == -signal.SIGKILL
+        begun.append(first)
+        assert list((tmp_path / "run").glob("*.draft"))
+        for index in range(LAST + 1):
+            folder = tmp_path / "run" / str(index)
+            if folder.exists():  # whole or not at all
+                assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
+    assert begun == [0, 0, 1]
+    code, (first, *_) = run_until_killed(tmp_path / "run", -1, KILLED_WHILE_WRITING)
+    assert (code, first) == (0, LAST)
+    assert_equal(whole, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.draft"))
 
 
 @pytest.mark.parametrize("stop_at", range(7))

@@ -26,7 +26,7 @@ from vt_core.training.checkpoint import load_checkpoint
 from vt_core.training.leaves import Leaf, decode_leaves
 from vt_core.training.segment import LEAVES, LOG
 from vt_core.training.session import Session
-from vt_core.training.state import State, digest
+from vt_core.training.state import State
 from vt_core.verify.replay import MAX_LOG_BYTES
 from vt_core.verify.strict import StrictRounding
 
@@ -124,7 +124,7 @@ class RunClaim:
         words: list[bytes] = []
         commits = {leaf.step for leaf in self._published(segment)}
         for step, log, trace, word in self._walk(segment, self.records[segment].last_step):
-            steps.append(StepDigests(digest(self.session.capture(step)).root, log, trace))
+            steps.append(StepDigests(self.session.digest(step).root, log, trace))
             words.append(word)
             if step in commits:
                 contents.append(LeafContent(steps, Work(b"".join(words)).commitment()))

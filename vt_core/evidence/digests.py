@@ -11,13 +11,15 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
 from vt_core.errors import EvidenceError, NotFound, StoreError
 
 CHUNK_BYTES = 1 << 20
+_SHARED_FROM = 1 << 17  # bytes; handing less to another thread costs more than hashing it
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -48,6 +50,26 @@ def sha256_file(path: str | os.PathLike[str], progress: Progress | None = None) 
         raise NotFound(f"cannot hash {os.fspath(path)}: there is no such file") from error
     except OSError as error:
         raise StoreError(f"cannot hash {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def write_hashed(path: str | os.PathLike[str], parts: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write ``parts`` one after the other into a new file ``path``; return its SHA-256 (hex) and its size in bytes.
+
+    A large part (memoryviews: of bytes) is hashed by another thread while this one writes it, so that the file is
+    neither read again nor waited for twice. Parts of some MiB serve best. Raises OSError, and what the iterable raises.
+    """
+    hasher, size = hashlib.sha256(), 0
+    with open(path, "wb") as file, ThreadPoolExecutor(1, thread_name_prefix="vt-file-hash") as other:
+        for part in parts:
+            if len(part) < _SHARED_FROM:
+                hasher.update(part)
+                file.write(part)
+            else:
+                hashed = other.submit(hasher.update, part)
+                file.write(part)
+                hashed.result()
+            size += len(part)
+    return hasher.hexdigest(), size
 
 
 def check_file(

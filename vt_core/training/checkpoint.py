@@ -9,14 +9,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import dumps, loads_strict
-from vt_core.evidence.digests import read_bounded
+from vt_core.evidence.digests import read_bounded, write_hashed
 from vt_core.training.state import State
+from vt_core.training.tensor_file import DTYPES, write_tensors
 
 TENSORS = "checkpoint.safetensors"
 SCALARS = "scalars.json"
@@ -29,21 +29,19 @@ _LENGTH = struct.Struct("<Q")
 _MOST_ELEMENTS = 1 << 60
 
 
-def save_checkpoint(state: State, directory: Path) -> None:
-    """Write a state into ``directory``.
+def save_checkpoint(state: State, directory: Path) -> dict[str, dict[str, Any]]:
+    """Write a state into ``directory``; return name -> {sha256, size} of its files.
 
     Raises OSError if that cannot be done, for example on a full disk, and SpecError for a state that no auditor would
     read (see ``MAX_TENSORS``).
     """
-    try:
-        save_file(state.tensors, directory / TENSORS)
-    except SafetensorError as error:  # safetensors does not say it by an OSError
-        raise OSError(f"cannot write {directory / TENSORS}: {error}") from error
+    tensors = write_tensors(state.tensors, directory / TENSORS)
     try:
         _check_header(directory / TENSORS)
     except EvidenceError as error:
         raise SpecError(f"this model's state is outside what evidence may hold: {error}") from error
-    (directory / SCALARS).write_bytes(dumps({"step": state.step, "scalars": state.scalars}))
+    scalars = write_hashed(directory / SCALARS, [dumps({"step": state.step, "scalars": state.scalars})])
+    return {name: {"sha256": sha256, "size": size} for name, (sha256, size) in ((TENSORS, tensors), (SCALARS, scalars))}
 
 
 def load_checkpoint(directory: Path) -> State:
@@ -69,10 +67,8 @@ def load_checkpoint(directory: Path) -> State:
     plain: Any = loads_strict(read_bounded(directory / SCALARS, MAX_SCALARS_BYTES, SCALARS), SCALARS, MAX_SCALARS_BYTES)
     if not isinstance(plain, dict) or set(plain) != {"step", "scalars"} or type(plain["step"]) is not int:
         raise EvidenceError("evidence_malformed", f"{SCALARS} needs exactly a step and scalars", file=SCALARS)
-    allowed = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
-               torch.int8, torch.int16, torch.bool)  # fmt: skip
     for name, tensor in tensors.items():
-        if tensor.dtype not in allowed:
+        if tensor.dtype not in DTYPES:
             raise EvidenceError("evidence_malformed", f"{TENSORS}: {name} has dtype {tensor.dtype}", file=TENSORS)
     return State(plain["step"], tensors, plain["scalars"])
 

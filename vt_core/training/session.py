@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vt_core.engine import optimizers
 from vt_core.engine.functions import CommonForms
 from vt_core.engine.mode import VerifiedMode
 from vt_core.engine.modules import ModuleTracker
@@ -34,9 +35,19 @@ from vt_core.engine.streams import Streams
 from vt_core.errors import SpecError
 from vt_core.numerics import Grid
 from vt_core.training.job import Dataset, Job
+from vt_core.training.live_digest import GuardedMode, LiveDigest
 from vt_core.training.sampler import Sampler
 from vt_core.training.spec import RunSpec
-from vt_core.training.state import State, capture, check_on_grid, put_new_on_grid, restore, storages
+from vt_core.training.state import (
+    State,
+    StateDigest,
+    capture,
+    check_on_grid,
+    digest_live,
+    put_new_on_grid,
+    restore,
+    storages,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class Session:
         # Memory layout is a matter of the machine, not of the spec: the same numbers, other kernels.
         self._channels_last = os.environ.get(CHANNELS_LAST) == "1"
         self._dry = DryRounding(self.grid, spec.policy, False)
-        self.mode = VerifiedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions)
+        self._guard = GuardedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions)
+        self.mode: VerifiedMode = self._guard
         self.model: nn.Module = nn.Identity()
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -83,12 +95,25 @@ class Session:
 
         Raises EvidenceError("state_mismatch") if the state does not fit the job.
         """
+        self._guard.settle()
         self._build(self._dry, skip_random=True)
         restore(state, self.model, self._optimizer, self.spec.compute)
 
     def capture(self, step: int) -> State:
         """Return a snapshot of the state after ``step``."""
         return capture(step, self.model, self._optimizer, self.grid)
+
+    def digest(self, step: int) -> StateDigest:
+        """Return the digest of the state after ``step``, without making a snapshot."""
+        return digest_live(step, self.model, self._optimizer, self.grid)
+
+    def start_digest(self, step: int) -> LiveDigest:
+        """Start hashing the state after ``step``; the next step may run meanwhile (see ``live_digest.py``)."""
+        self._guard.settle()
+        started = LiveDigest(step, self.model, self._optimizer, self.grid)
+        if started.reads:
+            self._guard.pending = started
+        return started
 
     def run_step(self, step: int, rounding: Rounding) -> StepOutcome:
         """Run training step ``step`` (from 1): batch, forward, backward, update.
@@ -115,9 +140,10 @@ class Session:
                 raise SpecError(f"the job's loss has shape {tuple(loss.shape)}; it must be a scalar")
             self.tracker.phase = "backward"
             loss.backward()  # type: ignore[no-untyped-call]
+            self._guard.settle()
             self.tracker.phase = "optimizer"
             self.job.before_update(self.model)
-            optimizer.step()
+            optimizers.step(optimizer, self.spec.compute)
         self._end_step(rounding, before)
         return StepOutcome(float(loss.detach()), self.mode.trace.digest(), len(self.mode.trace))
 

@@ -8,11 +8,7 @@ little-endian bytes, never over the bytes of a checkpoint file, which are not ca
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 from collections.abc import Container, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +17,10 @@ from torch import Tensor, nn
 
 from vt_core.engine.rounding import Rounding
 from vt_core.errors import EvidenceError, OffGridError, SpecError
-from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex
-from vt_core.evidence.merkle import leaf_hash, root
-from vt_core.numerics import Grid, round_plain_
-
-_CHUNK_BYTES = 1 << 20
-_POOL = ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0))), thread_name_prefix="vt-hash")
+from vt_core.evidence.canonical import float_from_hex, float_to_hex
+from vt_core.numerics import Grid, is_on_grid
+from vt_core.training.narrow import snapshot
+from vt_core.training.tensor_digest import at_grid_width, state_root, tensor_roots
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ def live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return tensors
 
 
-def _live_scalars(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def live_scalars(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the optimizer's Python numbers as plain JSON. Raises SpecError for what evidence cannot hold."""
     groups = [{k: _to_json(v, k) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     names = {id(p): name for name, p in model.named_parameters()}
     state = {
@@ -76,11 +71,9 @@ def capture(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, grid:
     """Return the state after ``step`` as a snapshot that shares no memory with the live tensors."""
     tensors = {}
     for name, tensor in live_tensors(model, optimizer).items():
-        flat = tensor.detach()
-        if flat.is_floating_point() and flat.dim() > 0:
-            flat = flat.to(grid.storage)
-        tensors[name] = flat.to("cpu", copy=True).contiguous()
-    return State(step, tensors, _live_scalars(model, optimizer))
+        live = tensor.detach()
+        tensors[name] = snapshot(live, grid.storage if at_grid_width(live) else live.dtype)
+    return State(step, tensors, live_scalars(model, optimizer))
 
 
 def storages(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, torch.UntypedStorage]:
@@ -102,7 +95,7 @@ def put_new_on_grid(
         live = tensor.detach()
         if not live.is_floating_point() or live.dim() == 0 or live.untyped_storage().data_ptr() in known:
             continue
-        if not _is_on_grid(live, grid):
+        if not is_on_grid(live, grid):
 
             def place(name: str = name) -> tuple[str, str]:
                 return "new state", name
@@ -118,7 +111,7 @@ def check_on_grid(
         if not tensor.is_floating_point() or tensor.dim() == 0:
             continue
         live = tensor.detach()
-        if _is_on_grid(live, grid):
+        if is_on_grid(live, grid):
             continue
         writer = last_writer.get(live.untyped_storage().data_ptr(), "no operation that is known to write it")
         raise OffGridError(
@@ -126,13 +119,6 @@ def check_on_grid(
             f"operation changes this tensor without saying so in its schema: add it to SILENT_MUTATIONS in "
             f"vt_core/engine/opclass.py, or write the buffer with an ordinary in-place operation."
         )
-
-
-def _is_on_grid(x: Tensor, grid: Grid) -> bool:
-    rounded = x.clone()
-    round_plain_(rounded, grid, False)
-    kind = torch.int64 if x.dtype == torch.float64 else torch.int32
-    return bool(torch.equal(rounded.view(kind), x.contiguous().view(kind).view_as(rounded)))
 
 
 def restore(state: State, model: nn.Module, optimizer: torch.optim.Optimizer, compute: torch.dtype) -> None:
@@ -191,36 +177,14 @@ def digest(state: State) -> StateDigest:
     A tensor's root is an RFC 6962 tree over its header (name, dtype, shape) and its raw little-endian bytes in
     chunks of 1 MiB, which lets all cores share the work.
     """
-    if sys.byteorder != "little":
-        raise SpecError("big-endian machines are not supported")
-    names = sorted(state.tensors)
-    pending = {}
-    for name in names:
-        raw = memoryview(_bytes_of(state.tensors[name]))
-        pieces = [raw[i : i + _CHUNK_BYTES] for i in range(0, len(raw), _CHUNK_BYTES)]
-        if len(raw) > 1 << 16:
-            pending[name] = [_POOL.submit(_chunk_hash, piece) for piece in pieces]
-        else:
-            pending[name] = [_chunk_hash(piece) for piece in pieces]  # type: ignore[misc]
-    roots = {}
-    for name in names:
-        tensor = state.tensors[name]
-        header = dumps({"name": name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)})
-        chunks = [h if isinstance(h, bytes) else h.result() for h in pending[name]]
-        roots[name] = root([leaf_hash(header), *chunks])
-    tail = dumps({"step": state.step, "scalars": state.scalars, "tensors": len(names)})
-    return StateDigest(root([*(leaf_hash(roots[n]) for n in names), leaf_hash(tail)]), roots)
+    roots = tensor_roots(state.tensors)
+    return StateDigest(state_root(state.step, state.scalars, roots), roots)
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy() if flat.numel() else b""
-
-
-def _chunk_hash(piece: memoryview) -> bytes:
-    hasher = hashlib.sha256(b"\x00")  # RFC 6962 leaf prefix
-    hasher.update(piece)
-    return hasher.digest()
+def digest_live(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, grid: Grid) -> StateDigest:
+    """Return the digest of what :func:`capture` would return, without making that snapshot."""
+    roots = tensor_roots(live_tensors(model, optimizer), grid)
+    return StateDigest(state_root(step, live_scalars(model, optimizer), roots), roots)
 
 
 def _to_json(value: Any, name: str) -> Any:
