@@ -118,13 +118,14 @@ class SegmentFact:
 
 @dataclass(frozen=True)
 class ClassFact:
-    """Rounding entries of one op class; ``largest`` is the largest divergence in tolerances."""
+    """Rounding entries of one op class; ``largest`` divergence seen and estimated ``mean``, in tolerances."""
 
     name: str
     elements: int
     entries: int
     disagreements: int
     largest: float | None
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,10 @@ def _classes(counts: Mapping[str, Any]) -> list[ClassFact]:
         numbers = [get_count(counts[name], key) for key in ("elements", "entries", "disagreements")]
         elements, entries, disagreements = numbers
         if elements is not None and entries is not None and disagreements is not None:
-            rows.append(ClassFact(name, elements, entries, disagreements, get_number(counts[name], "max_distance")))
+            largest, decisions = get_number(counts[name], "max_distance"), get_count(counts[name], "decisions")
+            flipped = get_count(counts[name], "flipped")
+            mean = 2.0 * flipped / decisions if decisions and flipped is not None else None
+            rows.append(ClassFact(name, elements, entries, disagreements, largest, mean))
     return rows
 
 

@@ -114,20 +114,21 @@ def rounding(facts: Facts) -> str:
     used = [c for c in facts.classes if c.elements]
     if not used:
         return _section("Rounding decisions", f"<p>{MISSING}</p>")
-    head = ["op class", "elements", "logged", "share", "settled the other way", "largest divergence"]
+    head = ["op class", "elements", "logged", "share", "settled the other way", "headroom", "mean"]
     rows = [
         [
             escape(c.name, 60), f"{c.elements:,}", f"{c.entries:,}", f"{c.entries / c.elements:.1e}",
-            f"{c.disagreements:,}", _largest(c),
+            f"{c.disagreements:,}", _largest(c), MISSING if c.mean is None else f"{c.mean:.1e}",
         ]
         for c in used
     ]  # fmt: skip
     said = (
         '<p class="soft">A rounding is logged where it could go either way. "Settled the other way": the auditor alone '
-        "would have rounded otherwise and took the trainer's decision. The divergence is in tolerances; above one the "
-        "entry is refused.</p>"
+        'would have rounded otherwise and took the trainer\'s decision. "Headroom": the largest divergence over the '
+        'tolerance. It is seen only at those entries and is a lower bound; above one the entry is refused. "Mean": the '
+        "divergence of an honest trainer, estimated from how many entries were settled the other way.</p>"
     )
-    return _section("Rounding decisions", _table(head, rows, numbers={1, 2, 3, 4, 5}) + said)
+    return _section("Rounding decisions", _table(head, rows, numbers={1, 2, 3, 4, 5, 6}) + said)
 
 
 def _largest(c: ClassFact) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows.cli import dispute, evidence, signing
+from flows.cli import calibrate, dispute, evidence, signing
 from flows.cli.frame import command, reexecute, store_url
 from flows.cli.output import EXIT_ERROR, EXIT_OF, err, print_json, print_summary, print_verdict
 
@@ -288,6 +288,7 @@ def demo(
 signing.register(app)
 evidence.register(app)
 dispute.register(app)
+calibrate.register(app)
 
 
 def main() -> None:

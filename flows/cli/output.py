@@ -82,7 +82,7 @@ def print_verdict(verdict: dict[str, Any]) -> None:
             share = n["entries"] / n["elements"]
             out.print(
                 f"  {op_class}: {n['entries']} of {n['elements']} elements logged ({share:.1e}), "
-                f"{n['disagreements']} settled another way than here",
+                f"{n['disagreements']} settled another way than here{_headroom(verdict, op_class)}",
                 style="dim",
             )
     divergence = verdict.get("first_divergence")
@@ -90,6 +90,15 @@ def print_verdict(verdict: dict[str, Any]) -> None:
         out.print(f"  where: {escape(describe(divergence))}")
     if verdict.get("stored_as"):
         out.print(f"  stored as {verdict['stored_as']}", style="dim")
+
+
+def _headroom(verdict: dict[str, Any], op_class: str) -> str:
+    """Return what was seen of a class's divergence, in tolerances; empty if nothing was."""
+    found = verdict.get("headroom", {}).get(op_class)
+    if not found or not found["seen_at"]:
+        return ""
+    mean = "" if found["mean"] is None else f", mean about {float(found['mean']):.2g}"
+    return f"; headroom {float(found['largest']):.2g} of the tolerance seen{mean}"
 
 
 def describe(divergence: Any) -> str:

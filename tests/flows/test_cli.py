@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-COMMANDS = ("train", "audit", "show", "report", "doctor", "demo")
+COMMANDS = ("train", "calibrate", "audit", "show", "report", "doctor", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -194,6 +194,20 @@ def test_a_store_that_came_to_hold_another_run_is_told(audited):
     assert says not in Page(audited.html).text
 
 
+def test_headroom_is_shown_and_explained():
+    counts = {"elements": 10, "entries": 8, "disagreements": 3, "max_distance": "0.031250"}
+    counts |= {"decisions": 8, "flipped": 3}
+
+    def page(**change: Any) -> Page:
+        return check_page(report_html({**REJECTED, "counts": {"contraction": {**counts, **change}}}, NOTHING))
+
+    for word in ("0.031250", "7.5e-01", "lower bound"):
+        assert word in page().text
+    for change in ({"decisions": 0}, {"flipped": None}, {"decisions": "8"}):
+        found = page(**change).text
+        assert "0.031250" in found and "7.5e-01" not in found, change
+
+
 def hostile(value: Any) -> Any:
     if isinstance(value, dict):
         return {

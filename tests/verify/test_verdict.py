@@ -129,6 +129,21 @@ def test_counts_are_added_and_distances_compared_as_numbers() -> None:
     assert reverse["reduction"]["max_distance"] == "10.000000"
 
 
+def test_headroom_per_class(run: Run) -> None:
+    """The largest certain divergence over all segments, and the mean that the flipped decisions suggest."""
+    told = {**COUNTS["reduction"], "disagreements": 5, "decisions": 1000, "flipped": 3}
+    far = {**told, "max_distance": "0.75", "flipped": 1}
+    unused = {"elements": 0, "entries": 0, "disagreements": 0, "max_distance": "0.000000"}
+    counts = [{"reduction": told, "other": unused, "contraction": COUNTS["contraction"]}, {"reduction": far}]
+    found = judge(run, *(result(i, counts=n) for i, n in enumerate(counts)))
+    assert found["headroom"] == {
+        "reduction": {"largest": "0.75", "mean": "0.004000", "seen_at": 10, "decisions": 2000},
+        "contraction": {"largest": "0.000000", "mean": None, "seen_at": 0, "decisions": 0},
+    }
+    assert found["largest_divergence_in_tolerances"] == "0.750000"
+    assert judge(run, result(0))["headroom"] == {}
+
+
 def test_verdict_is_canonical_json(run: Run) -> None:
     place = Divergence(2, 3, 5, "aten.mm.default", "linear", 7, float("nan"), 1 / 3, float("inf"), ("param.a",))
     bad = dataclasses.replace(result(2, Reason.LOG_IMPLAUSIBLE, counts=COUNTS), divergence=place)

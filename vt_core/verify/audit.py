@@ -24,7 +24,7 @@ from vt_core.training.job import Dataset, Job
 from vt_core.training.spec import ENGINE, RunSpec, libraries, parse_spec, source_digests
 from vt_core.verify.bias import USES, biased_class
 from vt_core.verify.limits import AuditorLimits
-from vt_core.verify.verdict import Divergence, Reason, Result, SegmentResult, detection_probability, result_of
+from vt_core.verify.verdict import Divergence, Reason, Result, SegmentResult, detection_probability, headroom, result_of
 
 VERDICT_FORMAT = "vt-verdict/1"
 
@@ -190,7 +190,7 @@ def verdict(
         )
     total = run.spec.segment_count
     replayed = len(ordered)
-    headroom = max((float(c["max_distance"]) for c in counts.values()), default=0.0)
+    largest = max((float(c["max_distance"]) for c in counts.values()), default=0.0)
     return _head(run.run_id, result_of(reason), reason, message) | {
         "spec": run.spec.digest(),
         "root": None if run.seal is None else run.seal.root,
@@ -203,7 +203,8 @@ def verdict(
         },
         "first_divergence": None if divergence is None else divergence.to_json(),
         "counts": counts,
-        "largest_divergence_in_tolerances": f"{headroom:.6f}",
+        "largest_divergence_in_tolerances": f"{largest:.6f}",
+        "headroom": headroom(counts),
         "nonce": nonce,
         "environment": dict(environment),
         "trainer_environments": dict(trainer_environments or {}),

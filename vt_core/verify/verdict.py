@@ -6,7 +6,7 @@ was agreed. ``inconclusive``: this audit cannot tell. A bare bool is never retur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import comb
@@ -136,6 +136,27 @@ class SegmentResult:
             "seconds": f"{self.seconds:.3f}",
             "proof_of_replay": self.opening,
         }
+
+
+def headroom(counts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return for each op class that rounded anything how far trainer and auditor differed, over the tolerance.
+
+    ``largest`` is certain, and a lower bound: where a log entry names another value than the auditor's own rounding
+    (``seen_at`` entries), the two values lay on both sides of a boundary, so they differ at least by the auditor's
+    distance to it. Elsewhere nothing is seen. ``mean`` estimates the mean difference of an honest trainer, from how
+    often that happens among the ``decisions`` (``bias.py``); None without decisions. Numbers are decimal text.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, n in counts.items():
+        if n["elements"]:
+            decisions, flipped = int(n.get("decisions", 0)), int(n.get("flipped", 0))
+            found[name] = {
+                "largest": n["max_distance"],
+                "mean": f"{2.0 * flipped / decisions:.6f}" if decisions else None,
+                "seen_at": n["disagreements"],
+                "decisions": decisions,
+            }
+    return found
 
 
 def detection_probability(total: int, sampled: int, bad: int = 1) -> float:
