@@ -47,7 +47,8 @@ class Case:
         """Return job, dataset and spec; data is made in ``folder`` if it is not there yet."""
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(_data(self.data, folder))
-        return job, dataset, build_spec(job, dataset, self.reference, self.args, self.train)
+        train = {"contractions": "logged", **self.train}
+        return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 
 _DIGITS = "vt_core.jobs.digits:DigitsJob"

@@ -53,7 +53,8 @@ class Case:
     def open(self) -> tuple[Job, Dataset, RunSpec]:
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(self.location)
-        return job, dataset, build_spec(job, dataset, self.reference, self.args, self.train)
+        train = {"contractions": "logged", **self.train}  # with a log for everything there may be one for
+        return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 
 SMALL_DIGITS = Case(

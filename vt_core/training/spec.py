@@ -26,7 +26,7 @@ from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
 from vt_core.training.job import Dataset, Job
 
-ENGINE = "1"  # raised whenever the engine would compute other bits or another trace for the same job
+ENGINE = "2"  # raised whenever the engine would compute other bits or another trace for the same job
 CONTRACTIONS = ("logged", "exact", "exact2")
 COMPUTE = {"float64": torch.float64, "float32": torch.float32}
 
@@ -188,7 +188,7 @@ def build_spec(
     known = {
         "seed": 0, "steps": None, "epochs": None, "segment_steps": None, "commit_interval": 1,
         "compute_dtype": "float64", "grid": "float32", "policy": None, "fingerprints": True, "promote": False,
-        "device": "cpu", "contractions": "logged",
+        "device": "cpu", "contractions": None,
     }  # fmt: skip
     unknown = sorted(set(train) - set(known))
     if unknown:
@@ -230,7 +230,7 @@ def build_spec(
         policy=policy,
         fingerprints=given["fingerprints"],
         promote=given["promote"],
-        contractions=str(given["contractions"]),
+        contractions=str(given["contractions"] or ("exact" if compute == "float64" else "logged")),
         engine=ENGINE,
         libraries=libraries(),
     )
