@@ -58,8 +58,8 @@ def on_cores(cores: int, mib: int) -> None:
         list(pool.map(hash_buffer, [mib // cores] * cores))
 
 
-def digests(mib: int, rounds: int) -> None:
-    """Compare the parts of a committed step on a state of one large model."""
+def digests(mib: int, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each part of a committed step on a state of one large model, and of hashlib."""
     model = nn.ParameterList([torch.randn(MIB).double() for _ in range(mib // 4)])  # 4 MiB each at grid width
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     snapshot = capture(0, model, optimizer, GRID)
@@ -74,7 +74,12 @@ def digests(mib: int, rounds: int) -> None:
             "check_on_grid": lambda: check_on_grid(model, optimizer, GRID, {}),
             "checkpoint with its SHA-256": lambda: save_checkpoint(snapshot, Path(folder)),
         }
-        times = in_turns(work, rounds)
+        return in_turns(work, rounds)
+
+
+def show(mib: int, times: dict[str, list[float]]) -> None:
+    """Print speeds and ratios."""
+    cores = worker_count()
     unit = times[f"hashlib, {cores} cores"]
     for name, found in times.items():
         ratio = statistics.median(u / t for u, t in zip(unit, found, strict=True))
@@ -133,6 +138,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
-    digests(given.mib, given.rounds)
+    show(given.mib, digests(given.mib, given.rounds))
     if given.steps:
         steps(given.size, given.steps)

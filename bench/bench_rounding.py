@@ -41,7 +41,8 @@ def compile_time() -> float:
     return time.perf_counter() - start
 
 
-def measure(log_size: int, compute: str, grid_name: str, rounds: int, with_reference: bool) -> None:
+def measure(log_size: int, compute: str, grid_name: str, rounds: int, with_reference: bool = False) -> dict[str, float]:
+    """Return the median seconds of a copy (``copy``) and of each kernel on ``2**log_size`` elements."""
     grid, tolerance = Grid.parse(grid_name), DEFAULT[compute][OpClass.CONTRACTION]
     source = torch.randn(1 << log_size, dtype=getattr(torch, compute), generator=torch.Generator().manual_seed(0))
     x = source.clone()
@@ -61,16 +62,21 @@ def measure(log_size: int, compute: str, grid_name: str, rounds: int, with_refer
         for name, run in work.items():
             times["copy"].append(seconds(lambda: x.copy_(source)))
             times[name].append(seconds(run))
-    copy = statistics.median(times["copy"])
-    ratios = "  ".join(f"{name} {statistics.median(times[name]) / copy:6.2f}" for name in work)
-    logged = 0 if entries is None else entries.positions.size
-    print(f"2^{log_size} {compute} -> {grid_name}: copy {copy * 1e6:9.1f} us;  x copy: {ratios}  ({logged} logged)")
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def show(log_size: int, compute: str, grid_name: str, rounds: int, with_reference: bool = False) -> None:
+    """Print one line of ratios."""
+    found = measure(log_size, compute, grid_name, rounds, with_reference)
+    copy = found.pop("copy")
+    ratios = "  ".join(f"{name} {taken / copy:6.2f}" for name, taken in found.items())
+    print(f"2^{log_size} {compute} -> {grid_name}: copy {copy * 1e6:9.1f} us;  x copy: {ratios}")
 
 
 if __name__ == "__main__":
     print(f"first calls (compile or load): {compile_time():.1f} s; {kernels.worker_count()} threads")
     for compute, grid_name in (("float64", "float32"), ("float64", "bfloat16"), ("float32", "bfloat16")):
-        measure(24, compute, grid_name, 7, with_reference=compute == "float64" and grid_name == "float32")
-        measure(20, compute, grid_name, 40, with_reference=False)
-        measure(16, compute, grid_name, 200, with_reference=False)
-        measure(8, compute, grid_name, 500, with_reference=False)
+        show(24, compute, grid_name, 7, with_reference=compute == "float64" and grid_name == "float32")
+        show(20, compute, grid_name, 40)
+        show(16, compute, grid_name, 200)
+        show(8, compute, grid_name, 500)

@@ -20,13 +20,13 @@ class Workload:
 
 WORKLOADS = {
     "digits": Workload("vt_core.jobs.digits:DigitsJob", {}, "none"),
-    "resnet18": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 18, "batch_size": 8}, "cifar"),
-    "resnet50": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 50, "batch_size": 8}, "cifar"),
+    "resnet18": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 18, "batch_size": 32}, "cifar"),
+    "resnet50": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 50, "batch_size": 32}, "cifar"),
     "gpt2_nano": Workload(
         "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "nano", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
     ),
     "gpt2_124M": Workload(
-        "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "124M", "tokens": "byte", "batch_size": 2, "block": 64}, "text"
+        "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "124M", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
     ),
 }
 

@@ -69,6 +69,10 @@ CASES: dict[str, Case] = {
         _DIGITS, {"width": 4, "batch_size": 32, "dropout": 0.0}, {"seed": 1, "steps": 20, "grid": "bfloat16"}, "linear"
     ),
     "gpt": Case("vt_core.jobs.gpt2_text:Gpt2TextJob", _GPT, {"seed": 1, "steps": 16}, "blocks.1.project", "text"),
+    "gpt-exact": Case(
+        "vt_core.jobs.gpt2_text:Gpt2TextJob", _GPT, {"seed": 1, "steps": 16, "contractions": "exact"},
+        "blocks.1.project", "text",
+    ),
     "resnet": Case("vt_core.jobs.cifar_resnet:CifarResNetJob", _RESNET, {"seed": 1, "steps": 6}, "linear", "cifar"),
 }  # fmt: skip
 QUICK = ("digits-4", "digits-bf16")
