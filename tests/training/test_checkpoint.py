@@ -114,3 +114,12 @@ def test_pickle_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError):
         load_checkpoint(tmp_path)
     assert not marker.exists()
+
+
+def test_a_checkpoint_may_replace_the_one_that_it_was_loaded_from(tmp_path: Path) -> None:
+    """Its tensors are mapped from the old file; cutting that one short would kill the process."""
+    save_checkpoint(state(), tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    before = digest(state()).root
+    save_checkpoint(loaded, tmp_path)
+    assert digest(loaded).root == digest(load_checkpoint(tmp_path)).root == before

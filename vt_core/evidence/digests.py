@@ -59,6 +59,8 @@ def write_hashed(path: str | os.PathLike[str], parts: Iterable[bytes | memoryvie
     neither read again nor waited for twice. Parts of some MiB serve best. Raises OSError, and what the iterable raises.
     """
     hasher, size = hashlib.sha256(), 0
+    if os.path.isfile(path):
+        os.unlink(path)  # not truncated: the parts may be mapped from the old file
     with open(path, "wb") as file, ThreadPoolExecutor(1, thread_name_prefix="vt-file-hash") as other:
         for part in parts:
             if len(part) < _SHARED_FROM:
