@@ -78,9 +78,10 @@ def _train_and_publish(trainer: Trainer) -> None:
                     publishing = publish_segment.submit(trainer, index, segment)
         if publishing is not None:
             publishing.result()
-    finally:
+    except Exception:
         if publishing is not None:
-            publishing.wait()  # its thread uses what the caller is about to close
+            publishing.wait()  # a whole segment: it counts, whatever stopped the one behind it
+        raise
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,21 @@ def write_policy(path: Path, policy: TolerancePolicy) -> None:
     Raises SpecError, with the line to put there by hand, for a file whose ``train`` section is written in a way that
     cannot be edited line by line; the file is unchanged then.
     """
-    text = path.read_text(encoding="utf-8")
+    path = path.resolve()  # a link stays one
+    with open(path, encoding="utf-8", newline="") as file:  # line ends as they are
+        text = file.read()
     before = yaml.safe_load(text)
     edited = _edit(text, policy_yaml(policy))
-    if edited is None or _without_policy(before) != _without_policy(_parsed(edited)):
+    after = None if edited is None else _parsed(edited)
+    if edited is None or _without_policy(before) != _without_policy(after) or not _has(after, policy):
         raise SpecError(
             f"{path}: the section 'train' cannot be edited line by line. Put this into it yourself:\n"
             f"policy: {policy_yaml(policy)}"
         )
     draft = path.with_name(path.name + ".draft")
-    draft.write_text(edited, encoding="utf-8")
+    with open(draft, "w", encoding="utf-8", newline="") as file:
+        file.write(edited)
+    shutil.copymode(path, draft)
     os.replace(draft, path)
 
 
@@ -54,16 +60,29 @@ def _edit(text: str, value: str) -> str | None:
         last = i + 1  # a value on several lines is indented further
         while last < end and re.match(rf"{found[1]}\s+\S", lines[last]):
             last += 1
-        comment = re.search(r"\s#.*$", lines[i].rstrip("\n"))
-        lines[i:last] = [f"{found[1]}policy: {value}{comment[0] if comment else ''}\n"]
+        comment = re.search(r"\s#.*$", lines[i].rstrip("\r\n"))
+        lines[i:last] = [f"{found[1]}policy: {value}{comment[0] if comment else ''}{_line_end(lines[start])}"]
         return "".join(lines)
     first = next((re.match(r"\s+", lines[i]) for i in range(start + 1, end) if re.match(r"\s+[^\s#]", lines[i])), None)
     if first is None:
         return None
     if not lines[end - 1].endswith("\n"):
-        lines[end - 1] += "\n"
-    lines.insert(start + 1, f"{first[0]}policy: {value}\n")
+        lines[end - 1] += _line_end(lines[start])
+    lines.insert(start + 1, f"{first[0]}policy: {value}{_line_end(lines[start])}")
     return "".join(lines)
+
+
+def _line_end(line: str) -> str:
+    return "\r\n" if line.endswith("\r\n") else "\n"
+
+
+def _has(plain: Any, policy: TolerancePolicy) -> bool:
+    """Whether the policy is what a reader of the file gets: it may hold two of them."""
+    return (
+        isinstance(plain, dict)
+        and isinstance(plain.get("train"), dict)
+        and plain["train"].get("policy") == policy.to_json()
+    )
 
 
 def _parsed(text: str) -> Any:

@@ -258,3 +258,25 @@ def test_float32_compute_is_refused() -> None:
         dataclasses.replace(SMALL_DIGITS, train=train).open()
     with pytest.raises(SpecError, match="one of logged, exact, exact2"):
         dataclasses.replace(SMALL_DIGITS, train={**SMALL_DIGITS.train, "contractions": "fast"}).open()
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (5, 6)), ((2, 3, 4), (2, 5, 6)), ((2, 3, 4), (1, 4, 6))])
+def test_operands_that_do_not_fit_are_refused(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        matmul(tensor(*shapes[0], seed=1), tensor(*shapes[1], seed=2), 1)
+
+
+def test_a_bias_that_is_larger_than_the_product_is_refused() -> None:
+    given = {"self": tensor(7, 6, seed=1), "mat1": tensor(1, 4, seed=2), "mat2": tensor(4, 6, seed=3)}
+    with pytest.raises(RuntimeError, match="expand"):
+        FORMS["addmm"](given, 1)
+
+
+def test_convolutions_of_an_empty_batch() -> None:
+    x, w = torch.empty(0, 3, 5, 5, dtype=torch.float64), tensor(4, 3, 3, 3, seed=1)
+    grad = torch.empty(0, 4, 5, 5, dtype=torch.float64)
+    given = {"grad_output": grad, "input": x, "weight": w, **SETTINGS, "output_mask": [True, True, True]}
+    by_input, by_weight, by_bias = FORMS["convolution_backward"](given, 1)
+    assert by_input is not None and by_input.shape == x.shape
+    assert by_weight is not None and torch.equal(by_weight, torch.zeros_like(w))
+    assert by_bias is not None and torch.equal(by_bias, torch.zeros(4, dtype=torch.float64))

@@ -54,7 +54,7 @@ def test_calibrate_write_train_and_audit(vt, params, tmp_path):
 @pytest.mark.slow
 def test_an_insufficient_policy_leaves_with_2(vt, params):
     narrow = {"contraction": {"rtol_exp": None, "atol_exp": -58}}
-    path = params(policy=narrow)
+    path = params(policy=narrow, contractions="logged")
     done = vt("calibrate", "--params", str(path), *QUICK)
     assert done.code == 2 and "insufficient" in done.out
     done = vt("calibrate", "--params", str(path), *QUICK, "--write", "--json")

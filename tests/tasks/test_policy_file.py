@@ -59,3 +59,22 @@ def test_what_cannot_be_edited_stays_and_is_told(tmp_path: Path, text: str) -> N
     assert path.read_text() == text
     line = str(told.value).splitlines()[-1]
     assert yaml.safe_load(line) == {"policy": POLICY.to_json()} == yaml.safe_load(f"policy: {policy_yaml(POLICY)}")
+
+
+def test_links_modes_and_line_ends_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "params.yaml"
+    real.write_bytes(b"job: {}\r\ntrain:\r\n  seed: 1\r\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_policy(link, DEFAULT["float64"])
+    assert link.is_symlink() and real.stat().st_mode & 0o777 == 0o640
+    assert real.read_bytes().count(b"\n") == real.read_bytes().count(b"\r\n") == 4
+
+
+def test_a_policy_that_another_one_hides_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    text = "train:\n  policy: null\n  seed: 1\n  policy: null\n"
+    path.write_text(text)
+    with pytest.raises(SpecError):
+        write_policy(path, DEFAULT["float64"])
+    assert path.read_text() == text

@@ -290,3 +290,20 @@ def test_a_draft_is_not_changed_by_the_segment_after_it(tmp_path: Path) -> None:
         assert tensor_roots(segment.state.tensors) == tensor_roots(expected.state.tensors)
         same = [n for n in segment.files if segment.files[n] == expected.files[n]]
         assert set(segment.files) - set(same) == {"metrics.json"}, "only the seconds differ"
+
+
+class Turned(Base):
+    """Its parameter cannot be hashed where it lies, like all state on a GPU: it is copied first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(self.weight.detach().t().contiguous().t())
+
+
+def test_copies_are_let_go_before_the_next_update(tmp_path: Path) -> None:
+    session = session_of(Turned, steps=6, segment_steps=6)
+    with session.open():
+        state = run_segment(session, 0, None, tmp_path / "0").finish().state
+        draft = run_segment(session, 1, state, tmp_path / "1")
+    kept = [leaf.state._later._pieces for leaf in draft._leaves if leaf.state is not None]
+    assert kept == [[]] * 5

@@ -121,7 +121,9 @@ def recompute(
             result = mode.__torch_dispatch__(func, (), args, kwargs)
             if plan.name in rec.UNDEFINED:
                 result.zero_()
-    except (TypeError, ValueError, IndexError, NotImplementedError, RuntimeError) as error:
+    except (
+        TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError, MemoryError,
+    ) as error:  # fmt: skip
         raise EvidenceError("evidence_malformed", f"{record['op']} cannot run on these arguments: {error}") from error
     written = [t for _, n in plan.mutated for t in tree_leaves(arguments.get(n)) if isinstance(t, Tensor)]
     return _collect(result, written, bases, rounding, mode.moment.draws - record["place"][2])

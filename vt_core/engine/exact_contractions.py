@@ -27,6 +27,7 @@ Form = Callable[[dict[str, Any], int], Tensor | tuple[Tensor | None, ...]]
 def _scaled(arguments: dict[str, Any], bias: Tensor, product: Tensor) -> Tensor:
     """Return ``beta * bias + alpha * product``, each operation correctly rounded."""
     alpha, beta = arguments.get("alpha", 1), arguments.get("beta", 1)
+    bias = bias.expand_as(product)  # RuntimeError for one that is larger, as PyTorch
     if alpha != 1:
         product = product * alpha
     if beta == 0:

@@ -93,7 +93,7 @@ def convolution_backward(arguments: dict[str, Any], slices: int) -> tuple[Tensor
         by_input = total(parts)
     if wants[1]:
         # A sum over samples and places: long, so it is cut by samples; a scale a channel on both sides.
-        places = x[0, 0].numel() if transposed else grad[0, 0].numel()
+        places = (x if transposed else grad).shape[2:].numel()
         over = [0, *spatial]
         parts = []
         for s in chunks(x.shape[0], places):

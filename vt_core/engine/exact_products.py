@@ -56,8 +56,10 @@ def total(parts: Sequence[Tensor]) -> Tensor:
 def matmul(a: Tensor, b: Tensor, slices: int) -> Tensor:
     """Return ``a @ b`` for (M, K) and (K, N), or with the same leading batch dimension.
 
-    Raises PrecisionError for another dtype than float64.
+    Raises PrecisionError for another dtype than float64, RuntimeError for shapes that do not fit.
     """
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
     parts = [_product(a[..., s], b[..., s, :], slices) for s in chunks(a.shape[-1], 1)]
     return total(parts)
 

@@ -74,6 +74,10 @@ class Settings:
     padding: Pair
     dilation: Pair
 
+    def are_usual(self) -> bool:
+        """Return whether PyTorch accepts them."""
+        return min(self.padding) >= 0 and min(*self.stride, *self.dilation) > 0
+
     def output(self, image: Pair, kernel: Pair) -> Pair:
         """Return the size of the result for an image and a kernel of these sizes."""
         spans = [self.dilation[d] * (kernel[d] - 1) + 1 for d in (0, 1)]
@@ -88,7 +92,7 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 def _applies(operands: Sequence[Tensor], settings: Settings, x: Sequence[int], weight: Sequence[int]) -> Pair | None:
     """Return the size of the result of ``x`` and ``weight`` (shapes), None where nothing here applies to it."""
-    if os.environ.get("VT_REFERENCE_KERNELS") == "1" or min(settings.padding) < 0 or len(x) != 4 or len(weight) != 4:
+    if os.environ.get("VT_REFERENCE_KERNELS") == "1" or not settings.are_usual() or len(x) != 4 or len(weight) != 4:
         return None
     if not all(t.dtype == torch.float64 and t.device.type == "cpu" and t.numel() for t in operands):
         return None
@@ -228,7 +232,8 @@ def convolution_backward_weight(
     offsets = _offsets(kernel, settings.padding, settings.dilation)
     images = images_of("images", source, size, offsets, step, x_shifts, limit, (1, channels), _jit.WIDTH)
     none = np.zeros(1, np.int64)
-    grads = images_of("gradient", gradient, size, (none, none), (1, 1), shifts, grad_limit, (1, outputs), _jit.WIDTH)
+    whole = _jit.WIDTH if images.direct else _jit.WIDTH * size[0]  # a run is then a row, and is read in whole vectors
+    grads = images_of("gradient", gradient, size, (none, none), (1, 1), shifts, grad_limit, (1, outputs), whole)
     out = torch.empty((outputs, channels, *kernel), dtype=torch.float64)
     largest = _weight_gradient(images, grads, (samples, *size), flat(out), outputs)
     return None if largest == _INFINITE else out

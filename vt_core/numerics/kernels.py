@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vt_core.errors import PrecisionError
 from vt_core.numerics import _jit, _jit_entries, sparse
 from vt_core.numerics._jit_base import BLOCK
 from vt_core.numerics.grid import FloatArray, Grid, IntArray
@@ -201,10 +202,11 @@ def _confirm(
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Return ``x`` if it is contiguous in row-major order, else such a copy."""
-    if x.is_contiguous() and not x.is_neg():
-        return x
-    return x.detach().contiguous().resolve_neg()
+    """Return ``x`` if it is contiguous in row-major order, else such a copy; PrecisionError if it has no memory."""
+    flat = x if x.is_contiguous() and not x.is_neg() else x.detach().contiguous().resolve_neg()
+    if not flat.data_ptr() and flat.numel():
+        raise PrecisionError(f"a {type(x).__name__} without memory of its own cannot be rounded: use a plain tensor")
+    return flat
 
 
 def _any_order(x: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ class Session:
     def start_digest(self, step: int) -> LiveDigest:
         """Start hashing the state after ``step``; the next step may run meanwhile (see ``live_digest.py``)."""
         self._guard.settle()
-        started = LiveDigest(step, self.model, self._optimizer, self.grid)
-        if started.reads:
-            self._guard.pending = started
+        self._guard.pending = started = LiveDigest(step, self.model, self._optimizer, self.grid)
         return started
 
     def run_step(self, step: int, rounding: Rounding) -> StepOutcome:
