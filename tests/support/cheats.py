@@ -20,7 +20,7 @@ from vt_core.numerics.grid import lattice_index
 from vt_core.training.job import Dataset, Job
 from vt_core.training.session import Session, StepOutcome
 from vt_core.training.spec import RunSpec
-from vt_core.training.state import State
+from vt_core.training.state import State, StateDigest, digest
 
 
 def disguise(spec: RunSpec, **changes: Any) -> RunSpec:
@@ -157,6 +157,9 @@ class ReplacesWeights(Session):
             return state
         weight = state.tensors["param.linear.weight"]
         return State(step, {**state.tensors, "param.linear.weight": weight.flip(0).contiguous()}, state.scalars)
+
+    def digest(self, step: int) -> StateDigest:
+        return digest(self.capture(step))
 
 
 class TrainsInFloat32(AtStep):
