@@ -37,10 +37,11 @@ def main() -> None:
     )
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(("kernels", *WORKLOADS)))
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each mode (default 3)")
-    parser.add_argument("--per-turn", type=int, default=2, help="steps of a turn (default 2)")
+    parser.add_argument("--rounds", type=int, help="turns of each mode (default 3, quick 2)")
+    parser.add_argument("--per-turn", type=int, help="steps of a turn (default 2, quick 1)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    rounds, per_turn = given.rounds or (2 if given.quick else 3), given.per_turn or (1 if given.quick else 2)
     names = given.workloads or (QUICK if given.quick else FULL)
     for name in names:
         if name != "kernels" and name not in WORKLOADS:
@@ -50,11 +51,10 @@ def main() -> None:
     peaks = machine.peaks()
     rows: list[dict[str, Any]] = machine.rows(peaks)
     for name in names:
-        if name == "kernels":
-            rows += kernels.rows()
-        else:
-            rows += compare(name, given.rounds, given.per_turn, peaks)
-        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        parts = [kernels.rows()] if name == "kernels" else compare(name, rounds, per_turn, peaks)
+        for part in parts:
+            rows += part
+            given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         print(line(row))
     print(f"# {time.perf_counter() - began:.0f} s; written to {given.out}", file=sys.stderr)

@@ -74,7 +74,7 @@ def plain(job: Any, dataset: Any, spec: Any, dtype: torch.dtype) -> dict[str, An
 
 def verified(session: Session, folder: Path) -> dict[str, Any]:
     """Train with all evidence."""
-    shares, turns = Shares(session), Turns()
+    shares, turns = Shares(session), Turns(session.settle)
     last = session.spec.steps
     initial = train_segment(session, 0, None, folder / "0")
 

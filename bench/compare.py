@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.turns import Child
+from bench.workloads import WORKLOADS
 
 # Processes that run side by side; each group has the baseline it is compared with.
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -30,13 +31,11 @@ LABELS = {
 Row = dict[str, Any]
 
 
-def compare(workload: str, rounds: int, per_turn: int, peaks: dict[str, float]) -> list[Row]:
-    """Run all modes of a workload and return its rows; every turn is ``per_turn`` steps."""
-    rows: list[Row] = []
+def compare(workload: str, rounds: int, per_turn: int, peaks: dict[str, float]) -> Iterator[list[Row]]:
+    """Run all modes of a workload and yield its rows, group by group; every turn is ``per_turn`` steps."""
     with tempfile.TemporaryDirectory(prefix="vt-bench-") as folder:
-        for group in (*GROUPS, *LOW):
-            rows += _group(workload, group, rounds, per_turn, folder, peaks)
-    return rows
+        for group in (*GROUPS, *(LOW if WORKLOADS[workload].low else ())):
+            yield _group(workload, group, rounds, per_turn, folder, peaks)
 
 
 def _group(

@@ -15,6 +15,7 @@ from unittest import mock
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vt_core.engine import optimizers
 from vt_core.engine.rounding import TrainerRounding
 from vt_core.engine.rounding_log import LogWriter
 from vt_core.numerics import OpClass
@@ -94,7 +95,7 @@ class Shares:
             (TrainerRounding, "plain", self._method("rounding", TrainerRounding.plain)),
             (TrainerRounding, "end_step", self._method("log", TrainerRounding.end_step)),
             (LogWriter, "append", self._method("log", LogWriter.append)),
-            (session.optimizer, "step", self.timed("optimizer", session.optimizer.step)),  # type: ignore[union-attr]
+            (optimizers, "step", self.timed("optimizer", optimizers.step)),
         ]
         for where, name, value in replaced:
             self._stack.enter_context(mock.patch.object(where, name, value))

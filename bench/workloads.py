@@ -16,17 +16,23 @@ class Workload:
     args: dict[str, Any]
     data: str  # "cifar", "text" or "none"
     train: dict[str, Any] = field(default_factory=dict)
+    low: bool = True  # also in float32 onto bfloat16: a step of a large model has more log entries than a log may hold
 
 
 WORKLOADS = {
     "digits": Workload("vt_core.jobs.digits:DigitsJob", {}, "none"),
     "resnet18": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 18, "batch_size": 32}, "cifar"),
-    "resnet50": Workload("vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 50, "batch_size": 32}, "cifar"),
+    "resnet50": Workload(
+        "vt_core.jobs.cifar_resnet:CifarResNetJob", {"depth": 50, "batch_size": 32}, "cifar", low=False
+    ),
     "gpt2_nano": Workload(
         "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "nano", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
     ),
     "gpt2_124M": Workload(
-        "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "124M", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
+        "vt_core.jobs.gpt2_text:Gpt2TextJob",
+        {"size": "124M", "tokens": "byte", "batch_size": 8, "block": 64},
+        "text",
+        low=False,
     ),
 }
 

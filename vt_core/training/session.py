@@ -113,6 +113,10 @@ class Session:
         self._guard.pending = started = LiveDigest(step, self.model, self._optimizer, self.grid)
         return started
 
+    def settle(self) -> None:
+        """Wait for a digest that is still in the making; the next write to the state would."""
+        self._guard.settle()
+
     def run_step(self, step: int, rounding: Rounding) -> StepOutcome:
         """Run training step ``step`` (from 1): batch, forward, backward, update.
 
