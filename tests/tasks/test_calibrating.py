@@ -22,7 +22,10 @@ PLAN = Calibration(steps=2, samples=1 << 20, permutations=1)
 def write(folder: Path, reference: str = DIGITS, **train: Any) -> Path:
     path = folder / "params.yaml"
     args = {"batch_size": 32, "width": 8} if reference == DIGITS else {}
-    plain = {"job": {"reference": reference, "args": args}, "train": {"seed": 3, "steps": 4, "contractions": "logged", **train}}
+    plain = {
+        "job": {"reference": reference, "args": args},
+        "train": {"seed": 3, "steps": 4, "contractions": "logged", **train},
+    }
     path.write_text(yaml.safe_dump(plain))
     return path
 
