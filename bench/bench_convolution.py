@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bench import timing
 from vt_core.engine import convolutions
 from vt_core.engine.exact_contractions import FORMS
 
@@ -87,15 +86,8 @@ def logged(name: str, arguments: dict[str, Any], kernel: Any) -> Any:
 
 def medians(forms: tuple[Callable[[], Any], ...], rounds: int) -> list[float]:
     """Return the median seconds of each, after one call to warm up, interleaved."""
-    seconds: list[list[float]] = [[] for _ in forms]
-    for form in forms:
-        form()
-    for _ in range(rounds):
-        for form, taken in zip(forms, seconds, strict=True):
-            started = time.perf_counter()
-            form()
-            taken.append(time.perf_counter() - started)
-    return [statistics.median(taken) for taken in seconds]
+    found = timing.medians(rounds, {str(i): form for i, form in enumerate(forms)})
+    return [found[str(i)] for i in range(len(forms))]
 
 
 def main() -> None:

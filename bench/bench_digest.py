@@ -24,6 +24,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.timing import in_turns
 from bench.workloads import location
 from vt_core.engine.rounding import TrainerRounding
 from vt_core.numerics import Grid
@@ -36,12 +37,6 @@ from vt_core.training.state import capture, check_on_grid, digest, digest_live
 
 MIB = 1 << 20
 GRID = Grid.parse("float32")
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def hash_buffer(count: int) -> None:
@@ -74,7 +69,7 @@ def digests(mib: int, rounds: int) -> dict[str, list[float]]:
             "check_on_grid": lambda: check_on_grid(model, optimizer, GRID, {}),
             "checkpoint with its SHA-256": lambda: save_checkpoint(snapshot, Path(folder)),
         }
-        return in_turns(work, rounds)
+        return in_turns(rounds, work)
 
 
 def show(mib: int, times: dict[str, list[float]]) -> None:
@@ -87,16 +82,6 @@ def show(mib: int, times: dict[str, list[float]]) -> None:
         print(
             f"{name:<28} {median:8.4f} s  {mib * MIB / median / 1e9:6.2f} GB/s  {ratio:6.3f} x hashlib, {cores} cores"
         )
-
-
-def in_turns(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(rounds + 1):
-        for name, run in work.items():
-            found = seconds(run)
-            if turn:  # the first turn compiles, and touches memory for the first time
-                times[name].append(found)
-    return times
 
 
 def steps(size: str, count: int) -> None:

@@ -18,13 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.timing import seconds
 from vt_core.numerics import DEFAULT, Grid, OpClass, kernels, reference
-
-
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def compile_time() -> float:

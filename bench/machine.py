@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from bench.turns import worker_count
-
-
-def medians(rounds: int, **runs: Callable[[], Any]) -> dict[str, float]:
-    """Return name -> median seconds; one warm-up each, then interleaved."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+from bench.timing import medians
+from vt_core.numerics.threads import worker_count
 
 
 def peaks(rounds: int = 5) -> dict[str, float]:
@@ -39,13 +25,13 @@ def peaks(rounds: int = 5) -> dict[str, float]:
     block = memoryview(bytearray(1 << 20))
     cores = worker_count()
     with ThreadPoolExecutor(cores) as pool:
-        found = medians(
-            rounds,
-            copy=lambda: target.copy_(source),
-            mm64=lambda: a @ a,
-            mm32=lambda: b @ b,
-            hash=lambda: list(pool.map(lambda _: hashlib.sha256(block).digest(), range(64 * cores))),
-        )
+        runs: dict[str, Callable[[], Any]] = {
+            "copy": lambda: target.copy_(source),
+            "mm64": lambda: a @ a,
+            "mm32": lambda: b @ b,
+            "hash": lambda: list(pool.map(lambda _: hashlib.sha256(block).digest(), range(64 * cores))),
+        }
+        found = medians(rounds, runs)
     products = 2.0 * 2048**3
     return {
         "copy": 2.0 * source.numel() * 8 / found["copy"],

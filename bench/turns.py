@@ -7,7 +7,6 @@ child's standard input; the child runs them and writes their seconds as a JSON l
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -99,8 +98,3 @@ class Child:
         if not line:
             raise SystemExit(f"{self.name} ended with {self._process.wait()}: see its message above")
         return json.loads(line)
-
-
-def worker_count() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
