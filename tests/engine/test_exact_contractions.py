@@ -176,6 +176,11 @@ def test_a_large_window_is_cut_by_channels(transposed: bool, slices: int) -> Non
         grad, x, w, None, *settings.values(), [True, False, False]
     )[0]  # fmt: skip
     assert by_input is not None and error(by_input, expected) < 2.0 ** ((3 - MIN_BITS) * slices)
+    halves = []
+    for c in (slice(0, first), slice(first, wide)):
+        part = {**given, "grad_output": grad[:, c], "weight": w[:, c] if transposed else w[c]}
+        halves.append(FORMS["convolution_backward"](part, slices)[0])
+    assert torch.equal(by_input, halves[0] + halves[1])
 
 
 def test_a_window_too_large_to_cut_is_refused() -> None:

@@ -109,9 +109,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one ATen operation under its treatment."""
         if kwargs is None:
             kwargs = {}
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = make_plan(func)
+        plan = self._plans.get(func) or self.plan(func)
         treatment = plan.treatment
         if treatment is Treatment.VIEW:
             return func(*args, **kwargs)
@@ -141,6 +139,12 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     # What treatments call
+
+    def plan(self, func: Any) -> Plan:
+        """Return the plan of an overload, made at its first use."""
+        if func not in self._plans:
+            self._plans[func] = make_plan(func)
+        return self._plans[func]
 
     def place(self, plan: Plan) -> Callable[[], tuple[str, str]]:
         """Return a function that names the current operation and module, called only for a finding."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vt_core.engine.canonical import apply_form
 from vt_core.numerics import Grid, _jit_optimizers, correctly_rounded_sqrt, fingerprint, round_plain_
+from vt_core.numerics.plan import grid_params
 
 _LIBRARY = torch.library.Library("vt", "DEF")  # type: ignore[no-untyped-call]
 # shrink: 1 - lr * weight_decay; value: -lr / (1 - beta1**step); bias2: sqrt(1 - beta2**step). None: no such term.
@@ -171,7 +172,7 @@ def _flat(x: Tensor | None) -> Any:
 def _params(grid: Grid) -> _jit_optimizers.GridParams:
     if (grid.precision, grid.emin, grid.emax) == (24, -126, 127):
         return None
-    return (2.0 ** (grid.emax + 1), grid.max_value, (grid.emin + 1023) << 52, (53 - grid.precision) << 52)
+    return grid_params(grid)
 
 
 def _check(arguments: dict[str, Any], compute: torch.dtype) -> None:

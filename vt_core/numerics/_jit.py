@@ -38,8 +38,6 @@ from vt_core.numerics._jit_base import (
     pointer,
 )
 
-_compiled = compiled  # for the other compiled modules
-
 # Where something in a block may have to be logged, the place is narrowed down to parts.
 PART = 64
 

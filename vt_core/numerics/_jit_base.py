@@ -14,7 +14,7 @@ file only. After a change of this one the caches (``__pycache__``) must go.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numba
 from numba.core import types
@@ -36,15 +36,15 @@ RTOL, ABSOLUTE, ZERO_RULE, REACH, SILENT, TO_SUBNORMAL = range(6)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def compiled(function: _Function) -> _Function:
-    """Compile on first call.
+def compiled(function: _Function, error_model: Literal["python", "numpy"] = "python") -> _Function:
+    """Compile on first call; with ``error_model`` "numpy" a division by zero gives an infinity and raises nothing.
 
     Cached on disk where numba finds a writable place, else for this process only.
     """
     try:
-        return cast(_Function, numba.njit(function, nogil=True, cache=True))
+        return cast(_Function, numba.njit(function, nogil=True, cache=True, error_model=error_model))
     except RuntimeError:  # "no locator available": read-only installation and no cache directory
-        return cast(_Function, numba.njit(function, nogil=True))
+        return cast(_Function, numba.njit(function, nogil=True, error_model=error_model))
 
 
 def _typed_pointer(context: Any, address: Any) -> Any:

@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from vt_core.numerics._jit import _compiled
+from vt_core.numerics._jit_base import compiled
 
 # numba's own annotation does not say that callers leave out the typing context.
 _vector_code: Callable[[Callable[..., Any]], Any] = intrinsic
@@ -204,14 +204,14 @@ def _transpose(
     return types.void(into, to, step, source, at, rows, first, shifts, limit), generate
 
 
-@_compiled
+@compiled
 def _round(value: Any, shift: Any, limit: Any) -> Any:
     """Quantise as ``quantise`` does; with ``shift`` 0 and ``limit`` infinity the value stays (but -0 becomes 0)."""
     rounded = (value + shift) - shift
     return np.copysign(np.inf, value) if abs(value) >= limit else rounded
 
 
-@_compiled
+@compiled
 def largest_exponent(values: Any) -> Any:
     """Return the largest exponent field, in place, that of NaN and infinities included."""
     pattern = values.view(np.int64)
@@ -221,7 +221,7 @@ def largest_exponent(values: Any) -> Any:
     return best
 
 
-@_compiled
+@compiled
 def _runs(start: Any, stop: Any, cut: Any, places: Any, width: Any, grid: Any, runs: Any) -> Any:
     """List the runs of neighbouring positions in ``start`` to ``stop``, cut every ``cut`` positions; return how many.
 
@@ -244,7 +244,7 @@ def _runs(start: Any, stop: Any, cut: Any, places: Any, width: Any, grid: Any, r
     return count
 
 
-@_compiled
+@compiled
 def _pack_windows(source: Any, into: Any, runs: Any, taps: Any, plane: Any, channels: Any) -> None:
     """Write panels of COLUMNS positions, for each term (channel of ``channels``, tap) a row, panel after panel.
 
@@ -265,7 +265,7 @@ def _pack_windows(source: Any, into: Any, runs: Any, taps: Any, plane: Any, chan
         first = last
 
 
-@_compiled
+@compiled
 def _pack_planes(source: Any, into: Any, runs: Any, plane: Any, channels: Any, shifts: Any, limit: Any) -> None:
     """Write the same panels for one tap at place 0, rounded, from a source that may end with its last element."""
     depth = channels[1] - channels[0]
@@ -285,13 +285,13 @@ def _pack_planes(source: Any, into: Any, runs: Any, plane: Any, channels: Any, s
             into[end + stop % COLUMNS : end + COLUMNS] = 0.0
 
 
-@_compiled
+@compiled
 def _add_row(into: Any, values: Any, bias: Any) -> None:
     for i in range(into.size):
         into[i] = values[i] + bias
 
 
-@_compiled
+@compiled
 def _write_rows(tiles: Any, out: Any, runs: Any, rows: Any, plane: Any, step: Any, bias: Any) -> None:
     """Write the rows ``rows`` of a row of tiles to the output, run by run."""
     for row in range(rows[0], rows[1]):
@@ -306,7 +306,7 @@ def _write_rows(tiles: Any, out: Any, runs: Any, rows: Any, plane: Any, step: An
                     out[at + i * step] = tiles[begin + i] + bias[row]
 
 
-@_compiled
+@compiled
 def gather(
     source: Any,
     left: Any,
@@ -356,7 +356,7 @@ def gather(
     return worst
 
 
-@_compiled
+@compiled
 def _pack_transposed(
     source: Any, into: Any, to: Any, width: Any, runs: Any, field: Any, rows: Any, first: Any, shifts: Any, limit: Any
 ) -> None:
@@ -371,7 +371,7 @@ def _pack_transposed(
                 _transpose(into, at, width, source, runs[r, field] + i, rows, first + g, shifts, limit)
 
 
-@_compiled
+@compiled
 def weight_gradient(
     grad: Any,
     source: Any,

@@ -11,32 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit import _compiled
+from vt_core.numerics._jit_base import compiled
 
 _EXPONENT = np.int64(0x7FF0000000000000)
 
 
-@_compiled
+@compiled
 def _field(pattern: Any) -> Any:
     """Return the exponent field (in place) of a float64's bits, 0 for NaN and infinities."""
     field = pattern & _EXPONENT
     return field if field != _EXPONENT else np.int64(0)
 
 
-@_compiled
+@compiled
 def _one_largest(pattern: Any, largest: Any) -> Any:
     for i in range(pattern.size):
         largest = max(largest, _field(pattern[i]))
     return largest
 
 
-@_compiled
+@compiled
 def _each_largest(pattern: Any, into: Any) -> None:
     for i in range(pattern.size):
         into[i] = max(into[i], _field(pattern[i]))
 
 
-@_compiled
+@compiled
 def largest_fields(x: Any, into: Any, a: Any, b: Any, c: Any, b0: Any, b1: Any) -> None:
     """Put the largest finite exponent field of ``x`` (A, B, C) for each b, b0 <= b < b1, into ``into`` (B,)."""
     pattern = x.view(np.int64)
@@ -50,26 +50,26 @@ def largest_fields(x: Any, into: Any, a: Any, b: Any, c: Any, b0: Any, b1: Any) 
             into[j] = _one_largest(pattern[at : at + c], into[j])
 
 
-@_compiled
+@compiled
 def _round(value: Any, shift: Any, limit: Any) -> Any:
     """Quantise as ``quantise`` does; with ``shift`` 0 and ``limit`` infinity the value stays (but -0 becomes 0)."""
     rounded = (value + shift) - shift
     return np.copysign(np.inf, value) if abs(value) >= limit else rounded
 
 
-@_compiled
+@compiled
 def _round_row(into: Any, source: Any, shift: Any, limit: Any) -> None:
     for i in range(into.size):
         into[i] = _round(source[i], shift, limit)
 
 
-@_compiled
+@compiled
 def _round_strided(into: Any, source: Any, step: Any, shift: Any, limit: Any) -> None:
     for i in range(into.size):
         into[i] = _round(source[i * step], shift, limit)
 
 
-@_compiled
+@compiled
 def stage(x: Any, out: Any, shifts: Any, group: Any, limit: Any, shape: Any, p0: Any, p1: Any) -> None:
     """Write the planes p0 to p1 of ``x`` (planes, H, W) with what windows see of them, quantised.
 
@@ -101,7 +101,7 @@ def stage(x: Any, out: Any, shifts: Any, group: Any, limit: Any, shape: Any, p0:
                     _round_strided(into[begin:end], x[at : (p * height + y + 1) * width], step, shift, limit)
 
 
-@_compiled
+@compiled
 def pack_weights(
     weight: Any, out: Any, shifts: Any, limit: Any, strides: Any, sizes: Any, taps: Any, rows: Any, i0: Any, i1: Any
 ) -> None:

@@ -12,13 +12,14 @@ then does LLVM know that no index is negative, and vectorises.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from vt_core.numerics._jit_base import compiled
 from vt_core.numerics.threads import share, worker_count
 
 _EXPONENT_BITS = 0x7FF0000000000000
@@ -29,15 +30,9 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 _SMALL = 1 << 15
 
 GridParams = tuple[float, float, int, int] | None
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _compiled(function: _Function) -> _Function:
-    """Compile on first call, as in ``_jit``, with IEEE division: by zero it gives infinities and raises nothing."""
-    try:
-        return cast(_Function, numba.njit(function, nogil=True, cache=True, error_model="numpy"))
-    except RuntimeError:  # "no locator available": read-only installation and no cache directory
-        return cast(_Function, numba.njit(function, nogil=True, error_model="numpy"))
+_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
 
 
 @_compiled

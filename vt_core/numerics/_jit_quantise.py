@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit import _compiled
+from vt_core.numerics._jit_base import compiled
 from vt_core.numerics.threads import share, worker_count
 
 _MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
@@ -31,14 +31,14 @@ Sizes = tuple[int, int, int, int]
 Steps = tuple[int, int, int]
 
 
-@_compiled
+@compiled
 def _shift(largest: Any, bits: Any) -> Any:
     """Return 1.5 * 2**52 units for a group whose largest finite magnitude has the bits ``largest``."""
     field = min(max(largest >> 52, _LOWEST), _HIGHEST)
     return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
 
 
-@_compiled
+@compiled
 def _far(v: Any, shift: Any) -> Any:
     """Round one value of any kind."""
     r = (v + shift) - shift
@@ -47,7 +47,7 @@ def _far(v: Any, shift: Any) -> Any:
     return r if v == v else v
 
 
-@_compiled
+@compiled
 def _largest_in(pattern: Any) -> Any:
     """Return the largest magnitude's bits; NaN and infinities count, and are larger than all others."""
     largest = np.int64(0)
@@ -56,7 +56,7 @@ def _largest_in(pattern: Any) -> Any:
     return largest
 
 
-@_compiled
+@compiled
 def _largest_finite(pattern: Any) -> Any:
     """Return the largest finite magnitude's bits."""
     largest = np.int64(0)
@@ -66,14 +66,14 @@ def _largest_finite(pattern: Any) -> Any:
     return largest
 
 
-@_compiled
+@compiled
 def _each_largest(pattern: Any, into: Any) -> None:
     """Raise ``into`` to the bits of the magnitudes, NaN and infinities included."""
     for i in range(pattern.size):
         into[i] = max(into[i], pattern[i] & _MAGNITUDE)
 
 
-@_compiled
+@compiled
 def _each_largest_of_four(p: Any, q: Any, r: Any, s: Any, into: Any) -> None:
     """Do the same for four rows at once."""
     for i in range(p.size):
@@ -82,7 +82,7 @@ def _each_largest_of_four(p: Any, q: Any, r: Any, s: Any, into: Any) -> None:
         into[i] = max(into[i], max(one, two))
 
 
-@_compiled
+@compiled
 def _each_largest_finite(pattern: Any, into: Any) -> None:
     """Raise ``into`` to the bits of the finite magnitudes."""
     for i in range(pattern.size):
@@ -90,25 +90,25 @@ def _each_largest_finite(pattern: Any, into: Any) -> None:
         into[i] = max(into[i], magnitude if magnitude < _EXPONENT else np.int64(0))
 
 
-@_compiled
+@compiled
 def _round_all(x: Any, out: Any, shift: Any) -> None:
     for i in range(x.size):
         out[i] = (x[i] + shift) - shift
 
 
-@_compiled
+@compiled
 def _round_all_far(x: Any, out: Any, shift: Any) -> None:
     for i in range(x.size):
         out[i] = _far(x[i], shift)
 
 
-@_compiled
+@compiled
 def _round_each(x: Any, out: Any, shifts: Any) -> None:
     for i in range(x.size):
         out[i] = (x[i] + shifts[i]) - shifts[i]
 
 
-@_compiled
+@compiled
 def _round_each_of_two(x: Any, y: Any, out: Any, to: Any, shifts: Any) -> None:
     for i in range(x.size):
         shift = shifts[i]
@@ -116,13 +116,13 @@ def _round_each_of_two(x: Any, y: Any, out: Any, to: Any, shifts: Any) -> None:
         to[i] = (y[i] + shift) - shift
 
 
-@_compiled
+@compiled
 def _round_each_far(x: Any, out: Any, shifts: Any) -> None:
     for i in range(x.size):
         out[i] = _far(x[i], shifts[i])
 
 
-@_compiled
+@compiled
 def _run_largest(pattern: Any, start: Any, a: Any, c: Any, step: Any) -> Any:
     """Return the largest finite magnitude's bits of a group of ``a`` runs of ``c`` neighbours, and if any is far."""
     largest = np.int64(0)
@@ -138,7 +138,7 @@ def _run_largest(pattern: Any, start: Any, a: Any, c: Any, step: Any) -> Any:
     return largest, True
 
 
-@_compiled
+@compiled
 def _columns_largest(pattern: Any, start: Any, a: Any, c: Any, steps: Any, into: Any) -> Any:
     """Put the largest finite magnitudes' bits of neighbouring groups into ``into``; say whether any value is far."""
     width, step = into.size, steps[2]
@@ -165,7 +165,7 @@ def _columns_largest(pattern: Any, start: Any, a: Any, c: Any, steps: Any, into:
     return True
 
 
-@_compiled
+@compiled
 def _along(
     x: Any, out: Any, a: Any, c: Any, steps: Any, to_steps: Any, shifts: Any, far: Any, stages: Any, bits: Any,
     begin: Any, end: Any,
@@ -186,7 +186,7 @@ def _along(
                     _round_all(x[at : at + c], out[to : to + c], shifts[j])
 
 
-@_compiled
+@compiled
 def _round_rows(x: Any, out: Any, at: Any, to: Any, rows: Any, step: Any, to_step: Any, shifts: Any, far: Any) -> None:
     """Round ``rows`` rows of neighbouring groups, from ``at`` in ``x`` to ``to`` in ``out``."""
     width = shifts.size
@@ -204,7 +204,7 @@ def _round_rows(x: Any, out: Any, at: Any, to: Any, rows: Any, step: Any, to_ste
         _round_each(x[p : p + width], out[q : q + width], shifts)
 
 
-@_compiled
+@compiled
 def _across(
     x: Any, out: Any, a: Any, c: Any, d: Any, steps: Any, to_steps: Any, tile: Any, shifts: Any, far: Any, stages: Any,
     bits: Any, begin: Any, end: Any,
@@ -229,7 +229,7 @@ def _across(
                 _round_rows(x, out, at, to, c, steps[2], to_steps[2], mine, any_far)
 
 
-@_compiled
+@compiled
 def _round_across(x: Any, out: Any, steps: Any, to_steps: Any, shifts: Any, far: Any, begin: Any, end: Any) -> None:
     """Round rows ``begin`` to ``end`` of one matrix whose columns are the groups."""
     at, to = begin * steps[2], begin * to_steps[2]

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit import _compiled
+from vt_core.numerics._jit_base import compiled
 
 TILE = 1024
 _HALF = np.int64(1 << 51)
 
 
-@_compiled
+@compiled
 def _unit(shift: Any) -> Any:
     return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
 
 
-@_compiled
+@compiled
 def _units_in(x: Any, shift: Any) -> Any:
     origin = np.float64(shift).view(np.int64)
     total = np.int64(0)
@@ -30,7 +30,7 @@ def _units_in(x: Any, shift: Any) -> Any:
     return total
 
 
-@_compiled
+@compiled
 def _add_units(x: Any, y: Any, shifts: Any, origins: Any, into: Any) -> None:
     """Add two rows; ``origins`` are the bits of ``shifts``."""
     for i in range(x.size):
@@ -39,13 +39,13 @@ def _add_units(x: Any, y: Any, shifts: Any, origins: Any, into: Any) -> None:
         into[i] += (p - origins[i]) + (q - origins[i])
 
 
-@_compiled
+@compiled
 def _add_row(x: Any, shifts: Any, origins: Any, into: Any) -> None:
     for i in range(x.size):
         into[i] += np.float64(x[i] + shifts[i]).view(np.int64) - origins[i]
 
 
-@_compiled
+@compiled
 def along(x: Any, a: Any, c: Any, steps: Any, shifts: Any, out: Any, begin: Any, end: Any) -> None:
     """Sum groups ``begin`` to ``end`` of ``a`` runs of ``c`` neighbours."""
     for j in range(begin, end):
@@ -56,7 +56,7 @@ def along(x: Any, a: Any, c: Any, steps: Any, shifts: Any, out: Any, begin: Any,
         out[j] = total * _unit(shifts[j])
 
 
-@_compiled
+@compiled
 def across(x: Any, a: Any, c: Any, d: Any, steps: Any, shifts: Any, out: Any, begin: Any, end: Any) -> None:
     """Sum groups that lie side by side, ``d`` in a row; tiles ``begin`` to ``end`` of TILE groups."""
     tiles = (d + TILE - 1) // TILE

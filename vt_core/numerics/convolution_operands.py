@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from vt_core.numerics import _jit_convolution as _jit
 from vt_core.numerics import _jit_im2col as _prepare
-from vt_core.numerics.threads import pool, worker_count
+from vt_core.numerics.threads import share as on_threads
+from vt_core.numerics.threads import worker_count
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[int, int]
@@ -77,18 +77,10 @@ def threads() -> int:
 
 
 def share(work: Callable[[int, int], Any], count: int, values: int) -> list[Any]:
-    """Call ``work(begin, end)`` for the pieces of ``count``, all but the first on the pool's threads.
-
-    Work on few ``values`` stays on this thread.
-    """
+    """Call ``work(begin, end)`` for the pieces of ``count`` on all threads, on this one alone for few ``values``."""
     pieces = min(threads(), count) if values > _SMALL else 1
     bounds = [count * i // pieces for i in range(pieces + 1)]
-    waiting: list[Future[Any]] = [pool().submit(work, bounds[i], bounds[i + 1]) for i in range(1, pieces)]
-    try:
-        results = [work(0, bounds[1])]
-    finally:
-        rest = [future.result() for future in waiting]
-    return results + rest
+    return on_threads(lambda i: work(bounds[i], bounds[i + 1]), pieces, pieces)
 
 
 def shifts_of(x: Tensor, sizes: tuple[int, int, int], bits: int | None) -> tuple[Array, float]:

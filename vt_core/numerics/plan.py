@@ -35,7 +35,7 @@ class Plan:
         self.kind: type[np.floating[Any]] = np.float64 if dtype == torch.float64 else np.float32
         self.whole: type[np.signedinteger[Any]] = np.int64 if dtype == torch.float64 else np.int32
         self.hair = self.kind(HAIR)
-        self.params, self.lattice = _params(grid), _lattice(grid)
+        self.params, self.lattice = grid_params(grid), _lattice(grid)
         width, bias = (53, 1023) if dtype == torch.float64 else (24, 127)
         # Tame blocks need room for values within tau of theirs and for 1.5 * 2**(E + width - precision), which must
         # stay in its binade when a value is added.
@@ -119,6 +119,7 @@ def _lattice(grid: Grid) -> Lattice:
 
 
 @functools.lru_cache
-def _params(grid: Grid) -> Params:
+def grid_params(grid: Grid) -> Params:
+    """Return ``params`` of ``_jit_base``: the grid as float64 loops need it."""
     smallest_binade = (grid.emin + 1023) << 52
     return (2.0 ** (grid.emax + 1), grid.max_value, smallest_binade, (53 - grid.precision) << 52)

@@ -6,13 +6,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
-_pool: ThreadPoolExecutor | None = None
 _helpers: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _helper_count = 0
 _lock = threading.Lock()
@@ -21,15 +19,6 @@ _lock = threading.Lock()
 def worker_count() -> int:
     """Return the number of threads: the processors this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def pool() -> ThreadPoolExecutor:
-    """Return this process's pool of :func:`worker_count` threads."""
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(worker_count(), thread_name_prefix="vt-rounding")
-        return _pool
 
 
 def share(work: Callable[[int], _Result], count: int, workers: int) -> list[_Result]:
@@ -84,9 +73,9 @@ def _serve(queue: SimpleQueue[Callable[[], None]]) -> None:
 
 
 def _forget() -> None:
-    # A forked child has the queue and the pool's object but not their threads: work given to them would wait for ever.
-    global _pool, _helpers, _helper_count, _lock
-    _pool, _helpers, _helper_count, _lock = None, SimpleQueue(), 0, threading.Lock()
+    # A forked child has the queue but not its threads: work given to them would wait for ever.
+    global _helpers, _helper_count, _lock
+    _helpers, _helper_count, _lock = SimpleQueue(), 0, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)

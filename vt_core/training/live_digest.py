@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.plans import make_plan
 from vt_core.numerics import Grid
 from vt_core.training.state import StateDigest, live_scalars, live_tensors
 from vt_core.training.tensor_digest import Pending, state_root, tensor_roots
 
-_WRITTEN: dict[Any, tuple[tuple[int, str], ...]] = {}  # overload -> the arguments that it writes
 _LATER_FROM = 1 << 16  # bytes; a smaller tensor is hashed at once
 
 
@@ -78,10 +76,7 @@ class GuardedMode(VerifiedMode):  # type: ignore[no-untyped-call]
 
     def _wait_for_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.pending is not None
-        written = _WRITTEN.get(func)
-        if written is None:
-            written = _WRITTEN[func] = make_plan(func).mutated
-        for position, name in written:
+        for position, name in self.plan(func).mutated:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in self.pending.reads:

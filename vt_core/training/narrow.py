@@ -6,36 +6,26 @@ of one, by device, vector width and position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from vt_core.numerics._jit_base import compiled
 
 _BFLOAT16_NAN = 0x7FC0
 _NAN_BITS = np.uint16(_BFLOAT16_NAN)
 
 
-def _compiled(function: _Function) -> _Function:
-    """Compile on first call; cached on disk where numba finds a writable place."""
-    try:
-        return cast(_Function, numba.njit(function, nogil=True, cache=True))
-    except RuntimeError:  # "no locator available": read-only installation and no cache directory
-        return cast(_Function, numba.njit(function, nogil=True))
-
-
-@_compiled
+@compiled
 def _to_float32(x: Any, out: Any) -> None:
     for i in range(out.size):
         out[i] = np.float32(x[i])
 
 
-@_compiled
+@compiled
 def _to_bfloat16(x: Any, out: Any) -> None:
     """Round to nearest even by way of float32, as PyTorch does; ``out`` takes the bits (uint16)."""
     for i in range(out.size):

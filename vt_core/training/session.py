@@ -74,7 +74,7 @@ class Session:
         self._channels_last = os.environ.get(CHANNELS_LAST) == "1"
         self._dry = DryRounding(self.grid, spec.policy, False)
         self._guard = GuardedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions)
-        self.mode: VerifiedMode = self._guard
+        self.mode: VerifiedMode = self._guard  # a recorder puts its own in this place
         self.model: nn.Module = nn.Identity()
         self.optimizer: torch.optim.Optimizer | None = None
 
