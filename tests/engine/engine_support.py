@@ -92,7 +92,7 @@ class TinyJob(Job):
 
     def session(self) -> Session:
         dataset = self.dataset()
-        settings = {"seed": 11, "steps": 8, "contractions": "logged", **self.train}
+        settings = {"seed": 11, "steps": 8, "contractions": "logged", "functions": "logged", **self.train}
         return Session(build_spec(self, dataset, "tests:TinyJob", {}, settings), self, dataset)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vt_core.engine import exact_sums
-from vt_core.engine.exact_sums import MAX_SUM_TERMS, MIN_SUM_BITS, exact_sum, mean_form, sum_form, treatment
+from vt_core.engine.exact_sums import MAX_SUM_TERMS, MIN_SUM_BITS, exact_sum, mean_form, sum_form
 from vt_core.engine.mode import VerifiedMode
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.rounding import TrainerRounding
@@ -144,8 +144,7 @@ def test_other_dtypes_are_refused() -> None:
 @pytest.fixture
 def mode() -> VerifiedMode:
     rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, "exact")
-    made.treatments[OpClass.REDUCTION] = treatment()
+    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
     made.begin_step(1, 1)
     rounding.begin_step(1)
     return made

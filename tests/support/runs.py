@@ -53,7 +53,11 @@ class Case:
     def open(self) -> tuple[Job, Dataset, RunSpec]:
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(self.location)
-        train = {"contractions": "logged", **self.train}  # with a log for everything there may be one for
+        train = {
+            "contractions": "logged",
+            "functions": "logged",
+            **self.train,
+        }  # with a log for everything there may be one for
         return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 

@@ -112,7 +112,9 @@ def recompute(
     plan = make_plan(func)
     arguments, bases = _arguments(record, inputs, func)
     rounding = JudgeRounding(spec, entries)
-    mode = VerifiedMode(spec.compute, rounding, Streams(spec.seed), ModuleTracker(), spec.promote, spec.contractions)
+    mode = VerifiedMode(
+        spec.compute, rounding, Streams(spec.seed), ModuleTracker(), spec.promote, spec.contractions, spec.functions
+    )
     epoch = (step - 1) // spec.steps_per_epoch if step else 0
     mode.moment = Moment(epoch, step, record["place"][2])
     args, kwargs = _call(func, arguments)

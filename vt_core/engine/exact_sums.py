@@ -1,26 +1,23 @@
-"""``contractions: exact`` for sums and means: no rounding log, for the sums have no rounding.
+"""``functions: exact`` for sums and means: no rounding log, for the sums have no rounding.
 
 The terms of each sum are rounded to ``b`` bits below the largest magnitude among them, ``b + ceil(log2 terms) <= 51``:
 multiples of one unit whose partial sums all fit float64, so no order, blocking or number of threads changes a bit. A
 mean is such a sum and one division, which is correctly rounded. A sum so long that fewer than ``MIN_SUM_BITS`` would be
-left is cut into chunks, in row-major order, whose sums are added in order. Other reductions keep their log.
+left is cut into chunks, in row-major order, whose sums are added in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vt_core.engine.plans import Plan, by_name
+from vt_core.engine.forms import Form
 from vt_core.numerics.quantise import sum_bits
 from vt_core.numerics.sums import quantised_sum
-
-if TYPE_CHECKING:
-    from vt_core.engine.mode import VerifiedMode
 
 MIN_SUM_BITS = 32
 """Fewest bits of a term, more than the 24 of float32; sums of more than ``MAX_SUM_TERMS`` terms are cut."""
@@ -71,19 +68,4 @@ def mean_form(arguments: dict[str, Any]) -> Tensor | None:
     return found / torch.full_like(found, arguments["self"].numel() / max(1, found.numel()))
 
 
-FORMS: dict[str, Callable[[dict[str, Any]], Tensor | None]] = {"sum": sum_form, "mean": mean_form}
-
-
-def treatment() -> Callable[[VerifiedMode, Plan, Any, tuple[Any, ...], dict[str, Any]], Any]:
-    """Return the treatment of reductions: sums and means of float64 are exact, all others inexact with a log."""
-
-    def exact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        form = FORMS.get(plan.name)
-        found = None if form is None or plan.in_place else form(by_name(plan, args, kwargs))
-        if found is None:
-            return mode.run_inexact(plan, func, args, kwargs)
-        if found.numel():
-            mode.put_on_grid(plan, found)
-        return found
-
-    return exact
+FORMS: dict[str, Form] = {"sum": sum_form, "mean": mean_form}

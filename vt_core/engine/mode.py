@@ -3,7 +3,8 @@
 Forward, backward, buffers and optimizer all pass through ``VerifiedMode.__torch_dispatch__``, so no model is
 edited and no list of layers is kept. The five classes and why they are needed: ``opclass.py``; what happens at a
 rounding site: ``rounding.py``. A treatment is a function in ``VerifiedMode.treatments`` and can be swapped
-per class: ``contractions: exact`` swaps the one of the contractions (``exact_contractions.py``).
+per class: ``contractions: exact`` swaps the one of the contractions (``exact_contractions.py``), ``functions: exact``
+those of single functions (``exact_functions.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vt_core.engine import canonical, convolutions, exact_contractions, exact_sums, random_ops, updates
+from vt_core.engine import canonical, convolutions, exact_contractions, exact_functions, random_ops, updates
 from vt_core.engine.cancellation import NORM_ORDER, first_floor, norm_floor
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.opclass import TIE_ORDER, Treatment, refusal
@@ -68,6 +69,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tracker: ModuleTracker,
         promote: bool,
         contractions: str = "logged",
+        functions: str = "logged",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.compute, self.rounding, self.streams, self.tracker = compute, rounding, streams, tracker
@@ -86,10 +88,11 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Treatment.RANDOM: _random,
             Treatment.REFUSED: _refused,
         }
-        self.sums: dict[str, TreatmentFunction] = {}  # by name: other reductions keep their log
+        self.forms: dict[str, TreatmentFunction] = {}  # by name: other functions keep their log
         if contractions != "logged":
             self.treatments[OpClass.CONTRACTION] = exact_contractions.treatment(SLICES[contractions])
-            self.sums = dict.fromkeys(exact_sums.FORMS, exact_sums.treatment())
+        if functions != "logged":
+            self.forms = exact_functions.treatments()
         self._plans: dict[Any, Plan] = {}
 
     def begin_step(self, epoch: int, step: int) -> None:
@@ -129,8 +132,8 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             treatment = refine(plan, by_name(plan, args, kwargs))
         run = None
         if treatment is Treatment.INEXACT:
-            # A swapped strategy for sums and means, or for an op class.
-            run = self.sums.get(plan.name) or self.treatments.get(plan.op_class)
+            # A swapped strategy for one function, or for an op class.
+            run = self.forms.get(plan.name) or self.treatments.get(plan.op_class)
         result = (run or self.treatments[treatment])(self, plan, func, args, kwargs)
         if type(result) is not Tensor or result.dtype is not self.compute:
             result = self._check_precision(plan, result)

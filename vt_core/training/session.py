@@ -73,7 +73,9 @@ class Session:
         # Memory layout is a matter of the machine, not of the spec: the same numbers, other kernels.
         self._channels_last = os.environ.get(CHANNELS_LAST) == "1"
         self._dry = DryRounding(self.grid, spec.policy, False)
-        self._guard = GuardedMode(spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions)
+        self._guard = GuardedMode(
+            spec.compute, self._dry, self.streams, self.tracker, spec.promote, spec.contractions, spec.functions
+        )
         self.mode: VerifiedMode = self._guard  # a recorder puts its own in this place
         self.model: nn.Module = nn.Identity()
         self.optimizer: torch.optim.Optimizer | None = None

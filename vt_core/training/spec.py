@@ -26,8 +26,9 @@ from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
 from vt_core.training.job import Dataset, Job
 
-ENGINE = "2"  # raised whenever the engine would compute other bits or another trace for the same job
+ENGINE = "3"  # raised whenever the engine would compute other bits or another trace for the same job
 CONTRACTIONS = ("logged", "exact", "exact2")
+FUNCTIONS = ("logged", "exact")
 COMPUTE = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -54,6 +55,8 @@ class RunSpec:
     libraries: Mapping[str, str]
     contractions: str = "logged"
     """``logged``, or ``exact`` with one slice or ``exact2`` with two (``engine/exact_contractions.py``)."""
+    functions: str = "logged"
+    """``logged`` or ``exact`` (``engine/exact_functions.py``)."""
     agreed: Mapping[str, str] = field(default_factory=dict)
     """Roots over what each step is given and runs, ``SIZE:ROOT`` by name (``dispute/inputs.py``); optional."""
 
@@ -95,6 +98,8 @@ class RunSpec:
             del plain["agreed"]
         if self.contractions == "logged":
             del plain["contractions"]
+        if self.functions == "logged":
+            del plain["functions"]
         return plain
 
     def to_bytes(self) -> bytes:
@@ -133,7 +138,7 @@ def _check_types(spec: RunSpec) -> None:
     for name in ("dataset_size", "batch_size", "seed", "steps", "segment_steps", "commit_interval"):
         if type(getattr(spec, name)) is not int:
             raise ValueError(f"{name} must be an integer")
-    for name in ("reference", "compute_dtype", "grid", "engine", "contractions"):
+    for name in ("reference", "compute_dtype", "grid", "engine", "contractions", "functions"):
         if type(getattr(spec, name)) is not str:
             raise ValueError(f"{name} must be a string")
     for name in ("fingerprints", "promote"):
@@ -168,6 +173,8 @@ def _check(spec: RunSpec) -> None:
         raise SpecError(f"compute_dtype must be one of {sorted(COMPUTE)}, not {spec.compute_dtype!r}")
     if spec.contractions not in CONTRACTIONS:
         raise SpecError(f"contractions must be one of {', '.join(CONTRACTIONS)}, not {spec.contractions!r}")
+    if spec.functions not in FUNCTIONS:
+        raise SpecError(f"functions must be one of {', '.join(FUNCTIONS)}, not {spec.functions!r}")
     if spec.contractions != "logged" and spec.compute_dtype != "float64":
         raise SpecError(f"contractions: {spec.contractions} needs compute_dtype float64: float32 has too few bits")
     grid = Grid.parse(spec.grid)
@@ -188,7 +195,7 @@ def build_spec(
     known = {
         "seed": 0, "steps": None, "epochs": None, "segment_steps": None, "commit_interval": 1,
         "compute_dtype": "float64", "grid": "float32", "policy": None, "fingerprints": True, "promote": False,
-        "device": "cpu", "contractions": None,
+        "device": "cpu", "contractions": None, "functions": None,
     }  # fmt: skip
     unknown = sorted(set(train) - set(known))
     if unknown:
@@ -231,6 +238,7 @@ def build_spec(
         fingerprints=given["fingerprints"],
         promote=given["promote"],
         contractions=str(given["contractions"] or ("exact" if compute == "float64" else "logged")),
+        functions=str(given["functions"] or "exact"),
         engine=ENGINE,
         libraries=libraries(),
     )
