@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vt_core.numerics import Grid, SiteEntries, Tolerance, max_magnitude, round_plain_
 from vt_core.numerics.grid import lattice_index
-from vt_core.numerics.scale import HAIR, absolute_part, scale_exponent
+from vt_core.numerics.scale import HAIR, absolute_part, scale_exponent, stepped
 from vt_core.numerics.sparse import build_entries
 
 Bools = NDArray[np.bool_]
@@ -50,6 +50,7 @@ def freedom(
     flat, own = before.detach().reshape(-1), rounded.detach().reshape(-1)
     given = None if honest is None else honest.scale_exp
     scale = scale_exponent(max(max_magnitude(before), floor), before.dtype) if given is None else given
+    grid = stepped(grid, tolerance, scale)
     tau = flat.abs() * tolerance.rtol + absolute_part(scale, tolerance)
     wide = tau * 2.0 * HAIR
     open_to_entries = (_rounded(flat - wide, grid) != _rounded(flat + wide, grid)) & torch.isfinite(flat)
@@ -69,7 +70,7 @@ def entries_for(free: Freedom, logged: Bools, chosen: Doubles, tolerance: Tolera
     """Return the log of a site in which the ``logged`` elements are said to be ``chosen`` (float64, all elements)."""
     if not logged.any():
         return None
-    values = chosen[logged]
+    values, grid = chosen[logged], stepped(grid, tolerance, free.scale_exp)
     entries = build_entries(free.positions[logged], free.before[logged], tolerance, free.scale_exp, grid)
     entries.parity = (lattice_index(values, grid) & 1).astype(np.uint8)
     entries.parity[entries.full_index] = 0

@@ -119,7 +119,7 @@ def _costs(plain: dict[str, Any]) -> Table:
     )
     for name, c in plain["classes"].items():
         for choice in c["choices"] if c["state"] != "unused" else ():
-            exponents = {key: choice[key] for key in ("rtol_exp", "atol_exp")}
+            exponents = {key: choice[key] for key in ("rtol_exp", "atol_exp", "step_exp") if key in choice}
             marks = [word for word in ("current", "proposed") if c[word] == exponents]
             covers = "with safety" if choice["safe"] else "yes" if choice["covers"] else "no"
             table.add_row(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vt_core.numerics import Grid, Tolerance, fingerprint, round_plain_
+from vt_core.numerics import Grid, Tolerance, fingerprint, max_magnitude, round_plain_
+from vt_core.numerics.scale import scale_exponent
 from vt_core.verify.explain import Explanation, explain
 
 GRID = Grid.parse("float32")
@@ -24,6 +25,10 @@ def values(n: int = 4000, near: dict[int, float] | None = None, seed: int = 0) -
         below = np.float64(np.float32(0.75) + np.float32(i) * np.float32(2.0**-20))
         x[i] = below + 2.0**-25 - distance * 2.0**-44  # the boundary is half a unit above, the scale is 2^0
     return x
+
+
+def scale_of(x: torch.Tensor, floor: float = 0.0) -> int:
+    return scale_exponent(max(max_magnitude(x), floor), x.dtype)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -44,7 +49,7 @@ def flipped(x: torch.Tensor, *positions: int, steps: int = 1) -> torch.Tensor:
 
 
 def look(x: torch.Tensor, trainer: torch.Tensor, **more: Any) -> Explanation | None:
-    return explain(x, rounded(x), TOLERANCE, GRID, 0.0, fingerprint(trainer) & 0xFFFFFFFF, WITHIN, **more)
+    return explain(x, rounded(x), TOLERANCE, GRID, scale_of(x), fingerprint(trainer) & 0xFFFFFFFF, WITHIN, **more)
 
 
 @pytest.mark.parametrize("distance", [0.25, 1.5, 20.0, 60.0])
@@ -116,7 +121,7 @@ def test_layout_and_shape_do_not_matter() -> None:
     trainer = fingerprint(flipped(x, 100))
     image = x.view(4, 3, 5, 5)
     for form in (image, image.contiguous(memory_format=torch.channels_last)):
-        found = explain(form, rounded(form), TOLERANCE, GRID, 0.0, trainer, WITHIN)
+        found = explain(form, rounded(form), TOLERANCE, GRID, scale_of(form), trainer, WITHIN)
         assert found is not None and found.position == 100
 
 
@@ -124,7 +129,7 @@ def test_floor_of_the_scale_is_used() -> None:
     """A sum that cancels is small, but its error is as large as its terms: the floor widens the tolerance."""
     x = values(near={100: 2.0})
     trainer = flipped(x, 100)
-    found = explain(x, rounded(x), TOLERANCE, GRID, 4.0, fingerprint(trainer), WITHIN)
+    found = explain(x, rounded(x), TOLERANCE, GRID, scale_of(x, 4.0), fingerprint(trainer), WITHIN)
     assert found is not None and found.distance == pytest.approx(0.5, rel=1e-2)
 
 
@@ -136,6 +141,6 @@ def test_float32_onto_bfloat16() -> None:
     round_plain_(own, grid, False)
     trainer = own.clone()
     trainer[20] = 0.75 + 2.0**-8
-    found = explain(x, own, tolerance, grid, 0.0, fingerprint(trainer), WITHIN)
+    found = explain(x, own, tolerance, grid, scale_of(x), fingerprint(trainer), WITHIN)
     assert found is not None and (found.position, found.trainer_value) == (20, 0.75 + 2.0**-8)
     assert found.distance == pytest.approx(3.0)

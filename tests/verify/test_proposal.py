@@ -46,7 +46,7 @@ def proposal(tolerances: float, safety: int = 8, op_class: OpClass = C, policy: 
 )  # fmt: skip
 def test_the_narrowest_power_of_two(tolerances: float, safety: int, shift: int, state: str) -> None:
     found = proposal(tolerances, safety)
-    assert found.proposed == Tolerance(None, -44 + shift)
+    assert found.proposed == Tolerance(None, -44 + shift, 5)
     assert (found.state, found.headroom) == (state, tolerances)
 
 
@@ -70,14 +70,14 @@ def test_every_choice_between_is_priced() -> None:
 
 def test_relative_and_absolute_part_move_together() -> None:
     found = proposal(0.3, op_class=OpClass.TRANSCENDENTAL)
-    assert found.proposed == Tolerance(-46, -48)
+    assert found.proposed == Tolerance(-46, -48, 5)
     least = proposal(0.0, op_class=OpClass.TRANSCENDENTAL)
-    assert least.proposed == Tolerance(-49, -51), "eight units in the last place"
+    assert least.proposed == Tolerance(-49, -51, 5), "eight units in the last place"
 
 
 def test_least_for_float32() -> None:
     found = proposal(0.0, policy=DEFAULT["float32"], dtype="float32")
-    assert found.proposed == Tolerance(None, -21)
+    assert found.proposed == Tolerance(None, -21, 3)
     narrow = TolerancePolicy({**POLICY.tolerances, C: Tolerance(None, -60)})
     assert proposal(0.0, policy=narrow).proposed == Tolerance(None, -50)
 
@@ -94,14 +94,14 @@ def test_a_class_that_the_job_does_not_use_keeps_its_tolerance() -> None:
     found = propose(measured(0.3), [], POLICY, "float64", 8, 1)
     policy = proposed_policy(found)
     assert [p.state for p in found] == ["thin", "unused", "unused", "unused"]
-    assert policy.tolerances == {**POLICY.tolerances, C: Tolerance(None, -42)}
+    assert policy.tolerances == {**POLICY.tolerances, C: Tolerance(None, -42, 5)}
     assert wider_than_default(policy, "float64") == ["contraction"]
 
 
 def test_json_says_what_the_sample_can_say() -> None:
     plain = proposal(0.3).to_json()
     assert plain["unseen_share"] == 0.003 and plain["headroom"] == 0.3 and plain["op"] == "aten.mm.default"
-    assert plain["current"] == {"rtol_exp": None, "atol_exp": -44}
+    assert plain["current"] == {"rtol_exp": None, "atol_exp": -44, "step_exp": 5}
 
 
 @pytest.mark.parametrize("safety", [0, 3, -8, 8192, 2.0, True])

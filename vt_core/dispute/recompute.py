@@ -27,9 +27,9 @@ from vt_core.engine.rounding import Place, Rounding
 from vt_core.engine.settings import common_settings
 from vt_core.engine.streams import Streams
 from vt_core.errors import EvidenceError
-from vt_core.numerics import Grid, OpClass, RoundingFinding, SiteEntries, Tolerance, auditor_round_, max_magnitude
+from vt_core.numerics import Grid, OpClass, RoundingFinding, SiteEntries, Tolerance, auditor_round_
 from vt_core.numerics.grid import lattice_index, lattice_value, round_array
-from vt_core.numerics.scale import absolute_part, scale_exponent
+from vt_core.numerics.scale import absolute_part, stepped
 from vt_core.training.spec import RunSpec
 from vt_core.verify.reconsider import MAX_GRANTS
 
@@ -74,11 +74,10 @@ class JudgeRounding(Rounding):
         """Round ``x`` in place, taking the record's decisions where the interval rule allows them."""
         tolerance, before = self.policy.tolerances[op_class], x.detach().clone()
         result = auditor_round_(x, tolerance, self.grid, self._entries.get(self._site), True, floor)
-        scale = scale_exponent(max(max_magnitude(before), floor), x.dtype)
         entries = self._entries.get(self._site)
         logged = frozenset(() if entries is None else entries.positions.tolist())
         refused = {f.position: f.distance for f in result.findings}
-        self.sites.append(Site(x, before, tolerance, scale, logged, refused))
+        self.sites.append(Site(x, before, tolerance, result.scale_exp, logged, refused))
         self.findings += result.findings
         self._next_site(result.fingerprint, place)
 
@@ -151,7 +150,7 @@ def misfit(site: Site, own: Tensor, claimed: Tensor, grid: Grid) -> tuple[int, f
 def _distance(site: Site, place: int, x: float, y: float, grid: Grid) -> float:
     if place in site.logged:
         return site.refused.get(place, math.inf)  # an entry that stands names another value than is claimed
-    at = np.array([y])
+    at, grid = np.array([y]), stepped(grid, site.tolerance, site.scale_exp)
     if not math.isfinite(x) or math.isnan(y) or float(round_array(at, grid)[0]) != y:
         return math.inf
     tau = abs(x) * site.tolerance.rtol + absolute_part(site.scale_exp, site.tolerance)

@@ -154,6 +154,8 @@ class AuditorRounding(Rounding):
     """Round with the trainer's log and collect findings; never stops, never trusts."""
 
     MAX_FINDINGS = 32
+    scale_exp = 0
+    """The exponent ``e`` that was used at the last inexact site."""
 
     def begin_replay(self, log: StepLog) -> None:
         """Start replaying the step that ``log`` belongs to."""
@@ -167,6 +169,7 @@ class AuditorRounding(Rounding):
         tolerance = self.policy.tolerances[op_class]
         entries = self._log.sites.get(self._site)
         result = auditor_round_(x, tolerance, self.grid, entries, True, floor)
+        self.scale_exp = result.scale_exp
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
         counts.entries += result.entries

@@ -9,7 +9,7 @@ threads or pieces. Tensors that are not contiguous in row-major order go through
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vt_core.errors import PrecisionError
 from vt_core.numerics import _jit, _jit_entries, sparse
 from vt_core.numerics._jit_base import BLOCK
 from vt_core.numerics.grid import FloatArray, Grid, IntArray
-from vt_core.numerics.plan import Plan, plan_for
+from vt_core.numerics.plan import Plan, Site, plan_for
 from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
 from vt_core.numerics.scale import check_compute
@@ -74,9 +74,10 @@ def trainer_round_(
     Raises PrecisionError for another dtype and SpecError for a tolerance too small for the dtype.
     """
     plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
-    address, size, params = flat.data_ptr(), flat.numel(), plan.params
+    address, size = flat.data_ptr(), flat.numel()
     scale, acceptable = plan.scale(_largest(flat, plan), floor, False)
-    ints, floats = plan.at(scale)
+    site = plan.at(scale)
+    ints, floats, params = site.ints, site.floats, site.params
 
     def piece(start: int, stop: int) -> tuple[list[_Entries], int]:
         found: list[_Entries] = []
@@ -88,7 +89,7 @@ def trainer_round_(
                 address, start, stop, ints, floats, params, want_fingerprint, at, before
             )
             if count:
-                found.append(_described(at[:count], before[:count], plan, ints, floats))
+                found.append(_described(at[:count], before[:count], plan, site))
             total += fingerprint
             if reached < stop:  # as many as the share of elements logged so far suggests, and a quarter
                 capacity = count * (stop - reached) // max(reached - start, 1) * 5 // 4 + BLOCK + 1
@@ -121,15 +122,16 @@ def auditor_round_(
     SpecError as :func:`trainer_round_`, and EvidenceError if the arrays of ``entries`` do not fit together.
     """
     plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
-    address, size, params = flat.data_ptr(), flat.numel(), plan.params
+    address, size = flat.data_ptr(), flat.numel()
     result = AuditorResult()
     scale, acceptable = plan.scale(_largest(flat, plan), floor, True)
     if entries is not None:
         scale = sparse.agree_on_scale(entries, scale, acceptable or range(scale, scale + 1), result)
-    ints, floats = plan.at(scale)
+    result.scale_exp, site = scale, plan.at(scale)
+    ints, floats, params = site.ints, site.floats, site.params
     use: IntArray | None = None
     if entries is not None and entries.positions.size:
-        own = _confirm(flat, entries, plan, ints, floats)
+        own = _confirm(flat, entries, plan, site)
         if own is not None:
             result.entries += own.size
             use, logged = entries.positions, own
@@ -137,7 +139,7 @@ def auditor_round_(
             valid = sparse.valid_positions(entries, size, result)
             use = entries.positions[valid]
             array = flat.detach().view(-1).numpy()
-            accepted, logged = sparse.judge(array[use], entries, valid, tolerance, scale, grid, result)
+            accepted, logged = sparse.judge(array[use], entries, valid, tolerance, scale, site.grid, result)
             use, logged = use[accepted], logged[accepted]
     sums = _in_pieces(lambda a, b: _jit.auditor(address, a, b, ints, floats, params, want_fingerprint), size)
     if use is not None and use.size:
@@ -166,11 +168,12 @@ def correctly_rounded_sqrt(x: Tensor) -> Tensor:
 _Entries = tuple[IntArray, NDArray[np.uint8], IntArray, NDArray[np.float32]]
 
 
-def _described(positions: IntArray, values: FloatArray, plan: Plan, ints: NDArray[Any], floats: FloatArray) -> _Entries:
+def _described(positions: IntArray, values: FloatArray, plan: Plan, site: Site) -> _Entries:
     """Return positions, parities, which entries are full ones, and the values of these."""
     count = values.size
     parity, is_full, rounded = np.empty(count, np.uint8), np.empty(count, np.bool_), np.empty(count, np.float32)
-    _jit_entries.describe(values, ints, floats, plan.hair, plan.params, plan.lattice, parity, is_full, rounded)
+    ints, floats, params, lattice, _ = site
+    _jit_entries.describe(values, ints, floats, plan.hair, params, lattice, parity, is_full, rounded)
     full = is_full.nonzero()[0]
     return positions, parity, full, rounded[full]
 
@@ -185,17 +188,15 @@ def _joined(scale: int, found: list[_Entries]) -> SiteEntries:
     return SiteEntries(scale, positions, parity, full, full_values)
 
 
-def _confirm(
-    flat: Tensor, entries: SiteEntries, plan: Plan, ints: NDArray[Any], floats: FloatArray
-) -> FloatArray | None:
+def _confirm(flat: Tensor, entries: SiteEntries, plan: Plan, site: Site) -> FloatArray | None:
     """Return the auditor's own roundings if every entry is plausible and names them: all but rare sites."""
     positions, full = entries.positions, entries.full_index
     fits = entries.parity.size == positions.size and full.size == entries.full_values.size
     if not (fits and _jit_entries.in_order(positions, flat.numel()) and _jit_entries.in_order(full, positions.size)):
         return None
-    own = np.empty(positions.size, floats.dtype)
+    own = np.empty(positions.size, site.floats.dtype)
     arrays = positions, entries.parity, full, entries.full_values
-    rest = ints, floats, plan.hair, plan.params, plan.lattice, own
+    rest = site.ints, site.floats, plan.hair, site.params, site.lattice, own
     address = flat.data_ptr()
     confirmed = _in_pieces(lambda a, b: bool(_jit_entries.confirm(address, *arrays, a, b, *rest)), positions.size)
     return own if all(confirmed) else None

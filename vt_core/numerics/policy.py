@@ -3,6 +3,11 @@
 ``tau(x) = rtol * |x| + atol * 2**e`` with ``2**e`` the smallest power of two at or above the largest finite
 magnitude of the tensor (DESIGN section 2). Both tolerances are powers of two, so that ``tau`` is computed
 with one rounding only, and a policy is a handful of small integers.
+
+Near zero a grid is finer than the tolerance: there honest machines disagree about many grid values at once. So a
+tolerance also has a *least step*: results are rounded to multiples of ``2**step_exp * atol * 2**e`` where the grid is
+finer than that (``scale.stepped``), which is far below what float32 training could resolve. Then an element near zero
+is logged as rarely as any other, and by one bit (``docs/adr/0012-least-step.md``).
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ from vt_core.errors import SpecError
 # tau.
 LARGEST_EXPONENT = -12
 SMALLEST_EXPONENT = -60
+# With a step of 8 tolerances no honest auditor's window (4 tolerances and a hair) holds more than two grid values.
+SMALLEST_STEP, LARGEST_STEP = 3, 12
 
 
 class OpClass(StrEnum):
@@ -30,13 +37,15 @@ class OpClass(StrEnum):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``rtol = 2**rtol_exp`` (0 if ``rtol_exp`` is None) and ``atol = 2**atol_exp``.
+    """``rtol = 2**rtol_exp`` (0 if ``rtol_exp`` is None), ``atol = 2**atol_exp``, and the least step.
 
+    The step is ``2**step_exp`` times the absolute part of tau; with None the grid is used as it is.
     SpecError out of range.
     """
 
     rtol_exp: int | None
     atol_exp: int
+    step_exp: int | None = None
 
     def __post_init__(self) -> None:
         for name, exponent in (("rtol_exp", self.rtol_exp), ("atol_exp", self.atol_exp)):
@@ -46,6 +55,17 @@ class Tolerance:
                 raise SpecError(
                     f"{name} is {exponent!r}; it must be an integer from {SMALLEST_EXPONENT} to {LARGEST_EXPONENT}"
                 )
+
+        step = self.step_exp
+        if step is not None and (type(step) is not int or not SMALLEST_STEP <= step <= LARGEST_STEP):
+            raise SpecError(
+                f"step_exp is {step!r}; it must be an integer from {SMALLEST_STEP} to {LARGEST_STEP}, or null"
+            )
+
+    def to_json(self) -> dict[str, int | None]:
+        """Return a plain dictionary of integers; ``step_exp`` is absent if there is none."""
+        plain = {"rtol_exp": self.rtol_exp, "atol_exp": self.atol_exp}
+        return plain if self.step_exp is None else {**plain, "step_exp": self.step_exp}
 
     @property
     def rtol(self) -> float:
@@ -74,9 +94,7 @@ class TolerancePolicy:
 
     def to_json(self) -> dict[str, dict[str, int | None]]:
         """Return plain dictionaries of integers, ready for canonical JSON."""
-        return {
-            c.value: {"rtol_exp": self.tolerances[c].rtol_exp, "atol_exp": self.tolerances[c].atol_exp} for c in OpClass
-        }
+        return {c.value: self.tolerances[c].to_json() for c in OpClass}
 
     @staticmethod
     def from_json(data: object) -> TolerancePolicy:
@@ -85,28 +103,31 @@ class TolerancePolicy:
             raise SpecError(f"a tolerance policy needs exactly the keys {', '.join(c.value for c in OpClass)}")
         tolerances: dict[OpClass, Tolerance] = {}
         for name, entry in data.items():
-            if not isinstance(entry, dict) or set(entry) != {"rtol_exp", "atol_exp"}:
-                raise SpecError(f"tolerance of {name}: exactly the keys rtol_exp and atol_exp are needed")
-            tolerances[OpClass(name)] = Tolerance(entry["rtol_exp"], entry["atol_exp"])
+            if not isinstance(entry, dict) or set(entry) | {"step_exp"} != {"rtol_exp", "atol_exp", "step_exp"}:
+                raise SpecError(f"tolerance of {name}: the keys rtol_exp, atol_exp and, at will, step_exp are needed")
+            tolerances[OpClass(name)] = Tolerance(entry["rtol_exp"], entry["atol_exp"], entry.get("step_exp"))
         return TolerancePolicy(tolerances)
 
     def wider_than(self, limit: TolerancePolicy) -> list[str]:
-        """Return the names of the classes whose relative or absolute tolerance exceeds that of ``limit``."""
+        """Return the names of the classes whose relative or absolute tolerance, or step, exceeds that of ``limit``."""
         return [
             c.value
             for c in OpClass
             if self.tolerances[c].rtol > limit.tolerances[c].rtol
             or self.tolerances[c].atol_exp > limit.tolerances[c].atol_exp
+            or (self.tolerances[c].step_exp or 0) > (limit.tolerances[c].step_exp or 0)
         ]
 
 
-def _policy(contraction: int, reduction: int, transcendental: tuple[int, int], other: int) -> TolerancePolicy:
+def _policy(
+    contraction: int, reduction: int, transcendental: tuple[int, int], other: int, step: int
+) -> TolerancePolicy:
     return TolerancePolicy(
         {
-            OpClass.CONTRACTION: Tolerance(None, contraction),
-            OpClass.REDUCTION: Tolerance(None, reduction),
-            OpClass.TRANSCENDENTAL: Tolerance(*transcendental),
-            OpClass.OTHER: Tolerance(None, other),
+            OpClass.CONTRACTION: Tolerance(None, contraction, step),
+            OpClass.REDUCTION: Tolerance(None, reduction, step),
+            OpClass.TRANSCENDENTAL: Tolerance(*transcendental, step),
+            OpClass.OTHER: Tolerance(None, other, step),
         }
     )
 
@@ -114,6 +135,6 @@ def _policy(contraction: int, reduction: int, transcendental: tuple[int, int], o
 # By compute dtype. The float64 figures are about eight times the largest difference measured between CPUs; long sums
 # (the weight gradient of a convolution over 32,768 places) leave less. ``vt calibrate`` measures a job.
 DEFAULT: dict[str, TolerancePolicy] = {
-    "float64": _policy(-44, -45, (-48, -50), -44),
-    "float32": _policy(-16, -16, (-19, -20), -16),
+    "float64": _policy(-44, -45, (-48, -50), -44, 5),
+    "float32": _policy(-16, -16, (-19, -20), -16, 3),
 }

@@ -41,7 +41,7 @@ from vt_core.numerics import sparse
 from vt_core.numerics.grid import FloatArray, Grid, IntArray
 from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
-from vt_core.numerics.scale import absolute_part, acceptable_scales, check_compute, scale_exponent
+from vt_core.numerics.scale import absolute_part, acceptable_scales, check_compute, scale_exponent, stepped
 
 ZERO_RULE = 2.0**-11
 
@@ -115,6 +115,7 @@ def trainer_round_(
     flat = x.detach().contiguous().view(-1)
     largest = _largest(flat)
     scale = scale_exponent(max(largest, floor), x.dtype)
+    grid = stepped(grid, tolerance, scale)
     positions: list[IntArray] = []
     values: list[FloatArray] = []
     total = 0
@@ -160,6 +161,7 @@ def auditor_round_(
     largest = _largest(flat)
     acceptable = acceptable_scales(largest, tolerance, x.dtype, True, floor)
     scale = sparse.agree_on_scale(entries, scale_exponent(max(largest, floor), x.dtype), acceptable, result)
+    result.scale_exp, grid = scale, stepped(grid, tolerance, scale)
     use: IntArray | None = None
     if entries is not None and entries.positions.size:
         valid = sparse.valid_positions(entries, flat.numel(), result)

@@ -84,7 +84,7 @@ class AuditorResult:
     ``findings`` keeps the first 16, ``finding_count`` counts all. ``entries`` counts the accepted entries,
     ``disagreements`` those of them whose value is not the auditor's own rounding, and ``max_distance`` is the
     largest distance, in tau, from the auditor's value to the rounding boundary that the trainer's value lay
-    beyond.
+    beyond. ``scale_exp`` is the exponent ``e`` that was used.
     """
 
     fingerprint: int = 0
@@ -93,6 +93,7 @@ class AuditorResult:
     entries: int = 0
     disagreements: int = 0
     max_distance: float = 0.0
+    scale_exp: int = 0
 
     def add(self, finding: RoundingFinding) -> None:
         """Count a finding and keep it if it is among the first."""

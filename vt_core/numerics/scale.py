@@ -13,11 +13,14 @@ auditor finds its own ambiguous within a window of twice the width.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 
 import torch
 
 from vt_core.errors import PrecisionError, SpecError
+from vt_core.numerics.grid import Grid
 from vt_core.numerics.policy import Tolerance
 
 SMALLEST_SCALE = {torch.float64: -960, torch.float32: -100}
@@ -63,6 +66,19 @@ def acceptable_scales(
     low = max(math.nextafter(max(largest - reach, 0.0), 0.0), floor)
     high = max(math.nextafter(largest + reach, math.inf), floor)
     return range(scale_exponent(low, dtype), scale_exponent(high, dtype) + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def stepped(grid: Grid, tolerance: Tolerance, scale_exp: int) -> Grid:
+    """Return the values of ``grid`` onto which a tensor of scale ``2**scale_exp`` is rounded (see ``policy``).
+
+    A least step makes it a grid whose subnormals begin further up: multiples of the step near zero, the same values
+    above. Without one, or where the grid is no finer than the step, it is ``grid`` itself.
+    """
+    if tolerance.step_exp is None:
+        return grid
+    emin = min(scale_exp + tolerance.atol_exp + tolerance.step_exp + grid.precision - 1, grid.emax)
+    return grid if emin <= grid.emin else dataclasses.replace(grid, emin=emin)
 
 
 def absolute_part(scale_exp: int, tolerance: Tolerance) -> float:

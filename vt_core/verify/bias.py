@@ -26,7 +26,7 @@ import numpy as np
 
 from vt_core.numerics import Grid, Tolerance
 from vt_core.numerics.grid import DoubleArray, FloatArray, lattice_index, lattice_value, round_array
-from vt_core.numerics.scale import HAIR, absolute_part
+from vt_core.numerics.scale import HAIR, absolute_part, stepped
 
 HONEST_RATE = 0.10
 """Upper bound of E|dx| / 2 tau, the share of decisions on which two honest machines disagree; docs/threat-model.md."""
@@ -69,6 +69,7 @@ def uses(x: FloatArray, used: DoubleArray, tolerance: Tolerance, scale_exp: int,
     ``x`` (1-d, float64 or float32) are the auditor's values at the entries before rounding, ``used`` (float64, same
     shape) the grid values that were used, ``scale_exp`` the exponent ``e`` of tau. Non-finite ``x`` do not count.
     """
+    grid = stepped(grid, tolerance, scale_exp)
     finite = np.isfinite(x) & ~np.isnan(used)
     x, used, kind = x[finite], used[finite], x.dtype.type
     tau = np.abs(x) * kind(tolerance.rtol) + kind(absolute_part(scale_exp, tolerance))

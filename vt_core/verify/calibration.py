@@ -30,7 +30,7 @@ from vt_core.engine.plans import Plan, by_name
 from vt_core.engine.rounding import Place, Rounding
 from vt_core.numerics import Grid, OpClass, TolerancePolicy, max_magnitude, round_plain_
 from vt_core.numerics.grid import IntArray
-from vt_core.numerics.scale import scale_exponent
+from vt_core.numerics.scale import scale_exponent, stepped
 from vt_core.training.session import Session
 from vt_core.verify.divergence import Measured, divergence
 from vt_core.verify.log_cost import LogCost
@@ -109,7 +109,8 @@ class RecordingRounding(Rounding):
         for other in self.alternatives.pop(0) if self.alternatives else []:
             if other.shape == x.shape and other.dtype == x.dtype:
                 self._measure_permuted(flat, other.reshape(-1), chosen, op_class, scale, (op, module))
-        self._next_site(round_plain_(x, self.grid, True), place)
+        grid = stepped(self.grid, self.policy.tolerances[op_class], scale)
+        self._next_site(round_plain_(x, grid, True), place)
         self._rounded.write(_to_bytes(x, self.grid))
 
     def end_step(self) -> None:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vt_core.numerics import Grid, Tolerance, fingerprint, max_magnitude, round_plain_
-from vt_core.numerics.scale import absolute_part, scale_exponent
+from vt_core.numerics import Grid, Tolerance, fingerprint, round_plain_
+from vt_core.numerics.scale import absolute_part, stepped
 from vt_core.numerics.sparse import FINGERPRINT_FACTOR
 
 _MAX_SINGLES = 1 << 17
@@ -43,7 +43,7 @@ def explain(
     after: Tensor,
     tolerance: Tolerance,
     grid: Grid,
-    floor: float,
+    scale_exp: int,
     wanted: int,
     within: float,
     decided: npt.NDArray[np.int64] = _NONE,
@@ -51,12 +51,13 @@ def explain(
     """Return the flips near a boundary that turn the auditor's fingerprint into ``wanted``, or None.
 
     ``before`` and ``after`` are the auditor's values of the site before and after rounding (any shape, float64 or
-    float32); ``within`` is the largest distance from a boundary, in tolerances, that counts as near. ``decided`` holds
-    the positions that the log decides: the auditor took the trainer's value there, so they explain nothing.
+    float32), ``scale_exp`` the exponent ``e`` of tau; ``within`` is the largest distance from a boundary, in
+    tolerances, that counts as near. ``decided`` holds the positions that the log decides: the auditor took the trainer's
+    value there, so they explain nothing.
     """
     flat = before.detach().cpu().contiguous().view(-1)
-    scale = scale_exponent(max(max_magnitude(flat), floor), flat.dtype)
-    tau = flat.abs() * tolerance.rtol + absolute_part(scale, tolerance)
+    grid = stepped(grid, tolerance, scale_exp)
+    tau = flat.abs() * tolerance.rtol + absolute_part(scale_exp, tolerance)
     own = after.detach().cpu().contiguous().view(-1)
     low, high = flat - tau * within, flat + tau * within
     for tensor in (low, high):

@@ -3,7 +3,8 @@
 An element is logged where a rounding boundary lies within tau of its value. Values lie anywhere between two boundaries,
 so the chance is ``2 tau`` over their distance: that gives the share for 2, 4, 8... times a tolerance, or a fraction of
 it, from a sample of values, with far less scatter than counting the few that would be logged. What is not spread so
-is counted: values that lie on a boundary (structural ties) and those that round to zero.
+is counted: values that lie on a boundary (structural ties) and those that round to zero. With a least step
+(``numerics/policy.py``) the chance never exceeds ``2 tau`` over the step, and values below half a step have none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_SHIFT = 64
 """Shifts are powers of two from -64 to 64 times a tolerance."""
 
 _TIE = 2.0**-10  # closer to a boundary than this, in tolerances: counted, since few values are so by chance
-_TABLES = ("begins", "ends", "sure", "chance")
+_TABLES = ("begins", "ends", "sure", "chance", "below")
 
 
 class LogCost:
@@ -35,6 +36,8 @@ class LogCost:
         self._ends: dict[int, float] = {}  # counted: shift from which the zero rule leaves it out again
         self._sure: dict[int, float] = {}  # spread: shift from which the chance is 1 -> elements
         self._chance: dict[int, float] = {}  # spread: the same shift -> sum of the chances at shift 0, if unbounded
+        self._below: dict[int, float] = {}  # spread: shift from which an element is below half a step -> elements
+        self._most = 1.0  # the largest chance
 
     def add(self, x: FloatArray, numel: int, tolerance: Tolerance, scale_exp: int, grid: Grid) -> None:
         """Count the sample ``x`` (1-d, float64 or float32) of a tensor of ``numel`` elements, before rounding."""
@@ -51,11 +54,17 @@ class LogCost:
         boundary = np.maximum(np.minimum(x - lower, upper - x), 0.0) / tau
         begins = _shift(boundary)
         ends = np.where(y == 0.0, _shift(np.abs(x) / ZERO_RULE / tau), MOST_SHIFT + 1)
-        counted = ((y == 0.0) | (boundary <= _TIE)) & (begins < ends)
+        chance = 2.0 * tau / (upper - lower)
+        step = tolerance.step_exp
+        fine = np.zeros(x.shape, np.bool_) if step is None else chance >= 2.0 ** (1 - step)
+        counted = ((y == 0.0) | (boundary <= _TIE)) & (begins < ends) & ~fine
         _count(self._begins, begins[counted], weight)
         _count(self._ends, ends[counted], weight)
-        chance = (2.0 * tau / (upper - lower))[y != 0.0]
-        sure = -_shift(chance)
+        if step is not None:
+            self._most = 2.0 ** (1 - step)
+            _count(self._below, _shift(np.abs(x) / tau * 2.0 ** (2 - step))[y != 0.0], weight)
+        chance = chance[y != 0.0]
+        sure = -_shift(chance / self._most)
         _count(self._sure, sure, weight)
         _count(self._chance, sure, weight, chance)
 
@@ -63,7 +72,8 @@ class LogCost:
         """Return the expected number of entries among all elements that were added."""
         expected = sum(n for s, n in self._begins.items() if s <= shift)
         expected -= sum(n for s, n in self._ends.items() if s <= shift)
-        expected += sum(n for s, n in self._sure.items() if s < shift)
+        expected += self._most * sum(n for s, n in self._sure.items() if s < shift)
+        expected -= self._most * sum(n for s, n in self._below.items() if s <= shift)
         expected += sum(math.ldexp(c, shift) for s, c in self._chance.items() if s >= shift)
         return min(max(0.0, expected), float(self.elements))
 
@@ -74,13 +84,13 @@ class LogCost:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON (counts in hexadecimal)."""
         tables = {name: {str(k): v.hex() for k, v in getattr(self, f"_{name}").items()} for name in _TABLES}
-        return {"elements": self.elements, **tables}
+        return {"elements": self.elements, "most": self._most.hex(), **tables}
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> LogCost:
         """Read what :meth:`to_json` returned."""
         cost = LogCost()
-        cost.elements = plain["elements"]
+        cost.elements, cost._most = plain["elements"], float.fromhex(plain["most"])
         for name in _TABLES:
             setattr(cost, f"_{name}", {int(k): float.fromhex(v) for k, v in plain[name].items()})
         return cost

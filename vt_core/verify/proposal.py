@@ -45,7 +45,7 @@ class Choice:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
         return {
-            "shift": self.shift, **tolerance_json(self.tolerance), "share_logged": self.share,
+            "shift": self.shift, **self.tolerance.to_json(), "share_logged": self.share,
             "entries_per_step": self.entries, "bytes_per_step": self.size, "covers": self.covers, "safe": self.safe,
         }  # fmt: skip
 
@@ -83,15 +83,10 @@ class ClassProposal:
             "headroom_quantile": seen.tolerances.quantile(QUANTILE),
             "op": seen.op,
             "module": seen.module,
-            "current": tolerance_json(self.current),
-            "proposed": None if self.proposed is None else tolerance_json(self.proposed),
+            "current": self.current.to_json(),
+            "proposed": None if self.proposed is None else self.proposed.to_json(),
             "choices": [c.to_json() for c in self.choices],
         }
-
-
-def tolerance_json(tolerance: Tolerance) -> dict[str, int | None]:
-    """Return the exponents of a tolerance as a policy names them."""
-    return {"rtol_exp": tolerance.rtol_exp, "atol_exp": tolerance.atol_exp}
 
 
 def check_safety(safety: int) -> None:
@@ -182,7 +177,7 @@ def _least(tolerance: Tolerance, dtype: torch.dtype) -> float:
 
 def _shifted(tolerance: Tolerance, shift: int) -> Tolerance:
     relative = None if tolerance.rtol_exp is None else tolerance.rtol_exp + shift
-    return Tolerance(relative, tolerance.atol_exp + shift)
+    return Tolerance(relative, tolerance.atol_exp + shift, tolerance.step_exp)
 
 
 def _room_below(tolerance: Tolerance, dtype: torch.dtype) -> int:

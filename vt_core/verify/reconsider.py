@@ -16,6 +16,7 @@ import numpy as np
 from vt_core.engine.rounding_log import StepLog
 from vt_core.numerics import Grid, TolerancePolicy
 from vt_core.numerics.grid import lattice_index, lattice_value
+from vt_core.numerics.scale import stepped
 from vt_core.verify.explain import Explanation, explain
 from vt_core.verify.limits import AuditorLimits
 from vt_core.verify.strict import StrictRounding, Values, Where
@@ -94,7 +95,9 @@ def _explain(
         return None
     if reason is Reason.TOLERANCE_EXCEEDED:
         assert place.element is not None
-        value = place.trainer_value if place.trainer_value is not None else _neighbour(values, place.element, grid)
+        value = (
+            place.trainer_value if place.trainer_value is not None else _neighbour(values, place.element, policy, grid)
+        )
         return where, {place.element: value}, found
     log = log_of(place.step)
     if place.site >= len(log.fingerprints):
@@ -105,7 +108,7 @@ def _explain(
         values.after,
         policy.tolerances[values.op_class],
         grid,
-        values.floor,
+        values.scale_exp,
         int(log.fingerprints[place.site]),
         limits.exceeded_within,
         np.empty(0, np.int64) if entries is None else entries.positions,
@@ -134,8 +137,9 @@ def recalibrate(what: str, distance: float) -> str:
     )
 
 
-def _neighbour(values: Values, position: int, grid: Grid) -> float:
+def _neighbour(values: Values, position: int, policy: TolerancePolicy, grid: Grid) -> float:
     """Return the grid value on the other side of the auditor's value: what a parity entry that fits nothing meant."""
+    grid = stepped(grid, policy.tolerances[values.op_class], values.scale_exp)
     own = values.after.reshape(-1)[position].item()
     side = 1 if values.before.reshape(-1)[position].item() >= own else -1
     return float(lattice_value(lattice_index(np.array([own]), grid) + side, grid)[0])

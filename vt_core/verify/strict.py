@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import AuditorRounding, Place
-from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint, max_magnitude
-from vt_core.numerics.scale import scale_exponent
+from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint
 from vt_core.verify.bias import uses
 
 _MOST_SITES = 4  # the first difference of fingerprints and the first entry at fault are among them
@@ -28,12 +27,12 @@ Grants = Mapping[Where, Mapping[int, float]]  # -> element -> the value that the
 
 @dataclass(frozen=True)
 class Values:
-    """The auditor's values at one site, before and after rounding (any shape, compute dtype)."""
+    """The auditor's values at one site, before and after rounding (any shape, compute dtype), and the scale used."""
 
     before: Tensor
     after: Tensor
     op_class: OpClass
-    floor: float
+    scale_exp: int
 
 
 class StrictRounding(AuditorRounding):
@@ -62,7 +61,7 @@ class StrictRounding(AuditorRounding):
         else:
             self._round_granted(x, op_class, floor, place, granted)
         if len(self.findings) > found and len(self.values) < _MOST_SITES:
-            self.values[where] = Values(before, x.detach().clone(), op_class, floor)
+            self.values[where] = Values(before, x.detach().clone(), op_class, self.scale_exp)
 
     def _round_and_tell(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
         """Round ``x`` in place, and count what its entries were used for (``verify/bias.py``)."""
@@ -73,19 +72,17 @@ class StrictRounding(AuditorRounding):
         at = entries.positions[(entries.positions >= 0) & (entries.positions < x.numel())]
         where = torch.from_numpy(at).to(x.device)
         before = x.detach().reshape(-1)[where].cpu().numpy()  # indexing copies
-        scale = entries.scale_exp
-        if scale is None:
-            scale = scale_exponent(max(max_magnitude(x), floor), x.dtype)
         super().inexact(x, op_class, floor, place)
         used = x.detach().reshape(-1)[where].to(torch.float64).cpu().numpy()
         tolerance = self.policy.tolerances[op_class]
-        self.uses[op_class].update(asdict(uses(before, used, tolerance, scale, self.grid)))
+        self.uses[op_class].update(asdict(uses(before, used, tolerance, self.scale_exp, self.grid)))
 
     def _round_granted(
         self, x: Tensor, op_class: OpClass, floor: float, place: Place, granted: Mapping[int, float]
     ) -> None:
         entries = self._log.sites.get(self._site)
         result = auditor_round_(x, self.policy.tolerances[op_class], self.grid, entries, False, floor)
+        self.scale_exp = result.scale_exp
         flat = x.detach().reshape(-1).clone()  # logical order, whatever the layout
         for position, value in granted.items():
             flat[position] = value
