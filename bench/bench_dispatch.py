@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vt_core.engine.mode import VerifiedMode
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.rounding import Place, Rounding
+from vt_core.engine.scale import Bound
 from vt_core.engine.settings import common_settings
 from vt_core.engine.streams import Streams
 from vt_core.numerics import DEFAULT, Grid, OpClass
@@ -35,7 +36,7 @@ TARGET = 10.0  # microseconds
 class NoRounding(Rounding):
     """Leaves every tensor as it is."""
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Do nothing."""
 
     def plain(self, x: Tensor, place: Place) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from bench.lying_log.compass import Directions, Objective, directions
 from bench.lying_log.freedom import Bools, Doubles, Freedom, entries_for, freedom
 from vt_core.engine.rounding import Place, Rounding, TrainerRounding
+from vt_core.engine.scale import Bound
 from vt_core.numerics import Grid, OpClass, TolerancePolicy, fingerprint, max_magnitude, round_plain_, trainer_round_
 from vt_core.numerics.scale import absolute_part, scale_exponent
 from vt_core.training.job import Dataset, Job
@@ -47,17 +48,17 @@ class OtherMachine(TrainerRounding):
     def start(self, session: Session, step: int) -> None:
         """Look ahead before a step; nothing by default."""
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Disturb ``x`` as other hardware might, and round it honestly."""
-        tolerance = self.policy.tolerances[op_class]
-        scale = scale_exponent(max(max_magnitude(x), floor), x.dtype)
+        tolerance = self.policy.at(op_class, bound.growth)
+        scale = scale_exponent(max(max_magnitude(x), bound.floor), x.dtype)
         tau = x.detach().abs() * tolerance.rtol + absolute_part(scale, tolerance)
         noise = torch.from_numpy(self.random.uniform(-self.reach, self.reach, tuple(x.shape))).to(x.dtype)
         exact = x.detach().clone()
         round_plain_(exact, dataclasses.replace(self.grid, precision=self.grid.precision + 1), False)
         alike = (exact == x.detach()) & ((x.detach() == 0) | (x.detach().abs() > tau))  # below tau it may be noise
         x.copy_(torch.where(alike, x.detach(), x.detach() + noise * tau))
-        super().inexact(x, op_class, floor, place)
+        super().inexact(x, op_class, bound, place)
 
 
 class Liar(OtherMachine):
@@ -80,14 +81,14 @@ class Liar(OtherMachine):
         """Return how much each free element is worth, by sign the direction to move in (float64); None: leave all."""
         raise NotImplementedError
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place, honestly first and then as wanted."""
-        tolerance = self.policy.tolerances[op_class]
+        tolerance = self.policy.at(op_class, bound.growth)
         before = x.detach().clone()
-        result = trainer_round_(x, tolerance, self.grid, True, floor)
+        result = trainer_round_(x, tolerance, self.grid, True, bound.floor)
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
-        free = freedom(before, x, result.entries, tolerance, floor, self.grid)
+        free = freedom(before, x, result.entries, tolerance, bound.floor, self.grid)
         worth = self.wanted(free, x.shape, op_class, place)
         chosen, flipped = self._choose(free, worth, op_class)
         logged: Bools = free.honest | flipped

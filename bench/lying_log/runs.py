@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.lying_log.attackers import OtherMachine, lying
 from vt_core.engine.rounding import Place, Rounding
+from vt_core.engine.scale import Bound
 from vt_core.evidence.merkle import root
 from vt_core.evidence.records import SegmentRecord
 from vt_core.numerics import OpClass, max_magnitude
@@ -80,19 +81,19 @@ class CountingRounding(StrictRounding):
 
     found: dict[OpClass, list[Uses]]
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place and look at the entries before and after."""
         entries = self._log.sites.get(self._site)
         if entries is None or not entries.positions.size:
-            super().inexact(x, op_class, floor, place)
+            super().inexact(x, op_class, bound, place)
             return
         where = torch.from_numpy(entries.positions)
         before, scale = x.detach().reshape(-1)[where], entries.scale_exp  # indexing copies
         if scale is None:
-            scale = scale_exponent(max(max_magnitude(x), floor), x.dtype)
-        super().inexact(x, op_class, floor, place)
+            scale = scale_exponent(max(max_magnitude(x), bound.floor), x.dtype)
+        super().inexact(x, op_class, bound, place)
         used = x.detach().reshape(-1)[where].to(torch.float64)
-        tolerance = self.policy.tolerances[op_class]
+        tolerance = self.policy.at(op_class, bound.growth)
         found = uses(before.cpu().numpy(), used.cpu().numpy(), tolerance, scale, self.grid)
         self.found[op_class].append(found)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.rounding import Place, TrainerRounding
+from vt_core.engine.scale import Bound
 from vt_core.numerics import OpClass
 
 
@@ -41,9 +42,9 @@ class Placing(TrainerRounding):
         super().__init__(*args)  # type: ignore[arg-type]
         self.places: list[tuple[str, str]] = []
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         self.places.append(place())
-        super().inexact(x, op_class, floor, place)
+        super().inexact(x, op_class, bound, place)
 
 
 def places(job: TinyJob, step: int = 2) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from engine_support import TinyJob, assert_on_grid, assert_replays, train
 from torch import nn, optim
 
 from vt_core.engine.rounding import Place, TrainerRounding
+from vt_core.engine.scale import Bound
 from vt_core.errors import PrecisionError
 from vt_core.numerics import OpClass
 
@@ -108,9 +109,9 @@ def test_an_optimizer_step_needs_no_log(name: str) -> None:
     session = one.session()
 
     class Watching(TrainerRounding):
-        def inexact(self, x: torch.Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+        def inexact(self, x: torch.Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
             placed.append(" in ".join(place()))
-            super().inexact(x, op_class, floor, place)
+            super().inexact(x, op_class, bound, place)
 
     rounding = Watching(session.grid, session.spec.policy, True)
     with session.open():

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import DryRounding, Place, Rounding, TrainerRounding
-from vt_core.numerics import Grid, OpClass, SiteEntries, fingerprint, round_plain_
+from vt_core.engine.scale import Bound
+from vt_core.numerics import Grid, OpClass, SiteEntries, Tolerance, fingerprint, max_magnitude, round_plain_
 from vt_core.numerics.grid import lattice_index
+from vt_core.numerics.scale import absolute_part, scale_exponent, stepped
 from vt_core.training.job import Dataset, Job
 from vt_core.training.session import Session, StepOutcome
 from vt_core.training.spec import RunSpec
@@ -194,19 +196,19 @@ class Steered(Rounding):
         self.inner, self.classes, self.share = inner, classes, share
         self._random = np.random.Generator(np.random.PCG64(seed))
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         before = x.detach().clone()
         site = self.inner._site
-        self.inner.inexact(x, op_class, floor, place)
+        self.inner.inexact(x, op_class, bound, place)
         if op_class in self.classes:
-            changed = self.steer(before, x, self.inner._sites.get(site), op_class)
+            changed = self.steer(before, x, self.inner._sites.get(site), self.policy.at(op_class, bound.growth))
             if changed is not None:
                 self.inner._sites[site] = changed
                 self.inner._words[site] = fingerprint(x)
                 if self.fingerprints:
                     self.inner._prints[site] = fingerprint(x) & 0xFFFFFFFF
 
-    def steer(self, before: Tensor, x: Tensor, entries: SiteEntries | None, op_class: OpClass) -> SiteEntries | None:
+    def steer(self, before: Tensor, x: Tensor, entries: SiteEntries | None, tolerance: Tolerance) -> SiteEntries | None:
         """Flip a share of the logged roundings to the other neighbour, which an auditor cannot refuse."""
         if entries is None or not entries.positions.size:
             return None
@@ -214,18 +216,18 @@ class Steered(Rounding):
         flat = x.detach().reshape(-1)  # logical order; a copy where x is not contiguous
         where = torch.from_numpy(entries.positions)
         wide = before.reshape(-1)[where]
-        tolerance = self.policy.tolerances[op_class]
-        tau = wide.abs() * tolerance.rtol + 2.0 ** (int(entries.scale_exp or 0) + tolerance.atol_exp)
+        scale = int(entries.scale_exp or 0)
+        tau, grid = wide.abs() * tolerance.rtol + absolute_part(scale, tolerance), stepped(self.grid, tolerance, scale)
         low, high = wide - tau, wide + tau
         for edge in (low, high):
-            round_plain_(edge, self.grid, False)
+            round_plain_(edge, grid, False)
         own = flat[where]
         other = torch.where(own == high, low, high)
         taken = torch.where(torch.from_numpy(chosen) & (other != own), other, own)
         flat = flat.clone()
         flat[where] = taken
         x.copy_(flat.view(x.shape))
-        return relabelled(entries, taken.double().numpy(), self.grid)
+        return relabelled(entries, taken.double().numpy(), grid)
 
     def plain(self, x: Tensor, place: Place) -> None:
         self.inner.plain(x, place)
@@ -244,7 +246,7 @@ def relabelled(entries: SiteEntries, values: Any, grid: Grid) -> SiteEntries:
 class ClaimsFloat32(Steered):
     """Adds the errors of float32 arithmetic to every value and logs each element that came out differently."""
 
-    def steer(self, before: Tensor, x: Tensor, entries: SiteEntries | None, op_class: OpClass) -> SiteEntries | None:
+    def steer(self, before: Tensor, x: Tensor, entries: SiteEntries | None, tolerance: Tolerance) -> SiteEntries | None:
         honest = x.detach().reshape(-1).clone()
         noise = torch.from_numpy(self._random.uniform(-1, 1, honest.numel())) * 2.0**-23
         claimed = before.reshape(-1) * (1.0 + noise)
@@ -267,16 +269,17 @@ class Excuses(Steered):
 
     done = False
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         before, site = x.detach().clone().reshape(-1), self.inner._site
-        self.inner.inexact(x, op_class, floor, place)
+        self.inner.inexact(x, op_class, bound, place)
         if self.done or site in self.inner._sites:
             return
-        tolerance = self.policy.tolerances[op_class]
-        reach = 16 * 2.0 ** (int(np.frexp(float(before.abs().max()))[1]) + tolerance.atol_exp)
+        tolerance = self.policy.at(op_class, bound.growth)
+        scale = scale_exponent(max(max_magnitude(before), bound.floor), before.dtype)
+        reach, grid = 16 * absolute_part(scale, tolerance), stepped(self.grid, tolerance, scale)
         low, high = before - reach, before + reach
         for edge in (low, high):
-            round_plain_(edge, self.grid, False)
+            round_plain_(edge, grid, False)
         near = torch.nonzero(low != high).view(-1)
         if near.numel():
             other = x.detach().reshape(-1).clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import TrainerRounding
-from vt_core.numerics import DEFAULT, Grid, OpClass, Tolerance, round_plain_, trainer_round_
+from vt_core.engine.scale import Bound
+from vt_core.numerics import DEFAULT, Grid, OpClass, Tolerance, max_magnitude, round_plain_, trainer_round_
+from vt_core.numerics.scale import scale_exponent, stepped
 from vt_core.training.job import load_job
 from vt_core.training.session import Session
 from vt_core.training.spec import RunSpec, build_spec
@@ -58,7 +61,7 @@ def recorded(folder: Path, values: dict[str, Tensor], compute: str, grid: str, s
     results = []
     for value in values.values():
         x = value.clone(memory_format=torch.preserve_format)
-        rounding.inexact(x, C, 0.0, place)
+        rounding.inexact(x, C, Bound(), place)
         results.append(x)
     rounding.end_step()
     return results
@@ -72,11 +75,12 @@ def test_the_other_side_goes_on_with_the_recorded_bits(tmp_path: Path, compute: 
     rounding.begin_step(1)
     for value, wanted in zip(values.values(), results, strict=True):
         own = value.clone(memory_format=torch.preserve_format)
-        rounded = own.clone()
-        round_plain_(rounded, Grid.parse(grid), False)
+        rounded, tolerance = own.clone(), DEFAULT[compute][C]
+        scale = scale_exponent(max_magnitude(own), own.dtype)
+        round_plain_(rounded, stepped(Grid.parse(grid), tolerance, scale), False)
         assert bits(rounded) == bits(wanted)
         own.mul_(1.01)  # far beyond any tolerance
-        rounding.inexact(own, C, 0.0, place)
+        rounding.inexact(own, C, Bound(), place)
         assert bits(own) == bits(wanted)
     rounding.end_step()
     assert rounding.parted is None
@@ -94,7 +98,7 @@ def test_an_injected_error_is_measured_exactly(tmp_path: Path, compute: str) -> 
     rounding.begin_step(1)
     own = x.clone()
     own[7, 7] += 4.0 * unit
-    rounding.inexact(own, C, 0.0, place)
+    rounding.inexact(own, C, Bound(), place)
     found = rounding.measured.total(C)
     atol = DEFAULT[compute].tolerances[C].atol
     assert (found.scaled.largest, found.tolerances.largest) == (unit, unit / atol)  # the scale is 4
@@ -108,7 +112,7 @@ def test_the_largest_elements_are_always_compared(tmp_path: Path) -> None:
     rounding = ComparingRounding(Grid.parse("float32"), DEFAULT["float64"], tmp_path)
     rounding.begin_step(1)
     x[777_777] += 2.0**-40
-    rounding.inexact(x, C, 0.0, place)
+    rounding.inexact(x, C, Bound(), place)
     assert rounding.measured.total(C).scaled.largest == 2.0**-41
 
 
@@ -120,12 +124,12 @@ def test_other_bits_where_no_tolerance_applies_part_the_paths(tmp_path: Path) ->
     first.begin_step(1)
     first.plain(x.clone(), lambda: ("aten.mul.Tensor", "a"))
     first.plain(x.clone(), lambda: ("aten.mul.Tensor", "b"))
-    first.inexact(x.clone(), C, 0.0, place)
+    first.inexact(x.clone(), C, Bound(), place)
     first.end_step()
     second.begin_step(1)
     second.plain(x.clone(), lambda: ("aten.mul.Tensor", "a"))
     second.plain(x * 1.5, lambda: ("aten.mul.Tensor", "b"))
-    second.inexact(x * 3, C, 0.0, place)
+    second.inexact(x * 3, C, Bound(), place)
     assert second.parted == (1, 1, "aten.mul.Tensor", "b")
     assert second.measured.total(C).compared == 0, "what follows from another input says nothing"
 
@@ -137,7 +141,7 @@ def digits(**train: Any) -> tuple[Session, RunSpec]:
     args = {"batch_size": 16, "width": 4}
     job = load_job("vt_core.jobs.digits:DigitsJob", args)
     dataset = job.dataset(None)
-    train = {"seed": 3, "steps": 6, "contractions": "logged", **train}
+    train = {"seed": 3, "steps": 6, "contractions": "logged", "functions": "logged", **train}
     spec = build_spec(job, dataset, "vt_core.jobs.digits:DigitsJob", args, train)
     return Session(spec, job, dataset), spec
 
@@ -178,8 +182,10 @@ def test_expected_entries_are_those_that_a_trainer_writes(tmp_path: Path) -> Non
         costs = record(session, plan, tmp_path).costs
     for shift in (0, -2, -5):
         policy = {
-            name: {k: None if n is None else n + shift for k, n in tolerance.items()}
-            for name, tolerance in spec.policy.to_json().items()
+            c.value: dataclasses.replace(
+                t, rtol_exp=None if t.rtol_exp is None else t.rtol_exp + shift, atol_exp=t.atol_exp + shift
+            ).to_json()
+            for c, t in spec.policy.tolerances.items()
         }
         trainer, narrow = digits(compute_dtype="float32", grid="bfloat16", policy=policy)
         rounding = TrainerRounding(trainer.grid, narrow.policy, True)
@@ -226,11 +232,22 @@ def test_cost_of_what_rounds_to_zero_is_that_of_a_trainer() -> None:
 def test_cost_grows_with_the_tolerance_and_survives_a_file() -> None:
     cost = LogCost()
     x = np.random.Generator(np.random.PCG64(1)).normal(size=5000)
-    cost.add(x, 1_000_000, DEFAULT["float64"].tolerances[C], 3, Grid.parse("float32"))
+    cost.add(x, 1_000_000, Tolerance(None, -44), 3, Grid.parse("float32"))
     same = LogCost.from_json(json.loads(json.dumps(cost.to_json())))
     entries = [cost.entries(s) for s in range(-64, 65)]
     assert entries == sorted(entries) and entries[-1] == 1_000_000
     assert entries == [same.entries(s) for s in range(-64, 65)] and cost.bits(0) == same.bits(0) > 0
+
+
+def test_with_a_least_step_the_share_is_bounded_by_it() -> None:
+    cost, tolerance = LogCost(), DEFAULT["float64"].tolerances[C]
+    x = np.random.Generator(np.random.PCG64(1)).normal(size=5000)
+    cost.add(x, 1_000_000, tolerance, 3, Grid.parse("float32"))
+    same = LogCost.from_json(json.loads(json.dumps(cost.to_json())))
+    entries = [cost.entries(s) for s in range(-64, 65)]
+    assert entries == [same.entries(s) for s in range(-64, 65)]
+    assert tolerance.step_exp == 5 and 0.9 / 16 < max(entries) / 1_000_000 <= 1 / 16
+    assert entries[-1] == pytest.approx(0.0, abs=1e-6), "all values are below half a step"
 
 
 def test_a_proposal_covers_what_was_compared(tmp_path: Path) -> None:

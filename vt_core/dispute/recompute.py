@@ -24,6 +24,7 @@ from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.opclass import UPDATES
 from vt_core.engine.plans import make_plan
 from vt_core.engine.rounding import Place, Rounding
+from vt_core.engine.scale import Bound
 from vt_core.engine.settings import common_settings
 from vt_core.engine.streams import Streams
 from vt_core.errors import EvidenceError
@@ -70,10 +71,10 @@ class JudgeRounding(Rounding):
         """Number of sites so far."""
         return self._site
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place, taking the record's decisions where the interval rule allows them."""
-        tolerance, before = self.policy.tolerances[op_class], x.detach().clone()
-        result = auditor_round_(x, tolerance, self.grid, self._entries.get(self._site), True, floor)
+        tolerance, before = self.policy.at(op_class, bound.growth), x.detach().clone()
+        result = auditor_round_(x, tolerance, self.grid, self._entries.get(self._site), True, bound.floor)
         entries = self._entries.get(self._site)
         logged = frozenset(() if entries is None else entries.positions.tolist())
         refused = {f.position: f.distance for f in result.findings}

@@ -26,7 +26,7 @@ from vt_core.engine.modules import ModuleTracker
 from vt_core.engine.opclass import TIE_ORDER, Treatment, refusal
 from vt_core.engine.plans import Plan, by_name, make_plan, refine
 from vt_core.engine.rounding import Rounding
-from vt_core.engine.scale import scale_floors
+from vt_core.engine.scale import Bound, growths, scale_floors
 from vt_core.engine.streams import Streams
 from vt_core.engine.trace import Trace
 from vt_core.errors import PrecisionError, UnsupportedOperation
@@ -39,7 +39,7 @@ _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
-_NO_FLOORS = (0.0, 0.0, 0.0)
+_NO_FLOORS, _NO_GROWTH = (0.0, 0.0, 0.0), (0, 0, 0)
 
 TreatmentFunction = Callable[["VerifiedMode", Plan, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -284,12 +284,14 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
     """Round every floating output and every floating argument that was written, with the interval log."""
     written = mode.mutated(plan, args, kwargs) if plan.mutated else []
     floors: tuple[float, ...] = _NO_FLOORS
+    growth: tuple[int, ...] = _NO_GROWTH
     first, order = 0.0, None
     if plan.has_floor:
         arguments = by_name(plan, args, kwargs)
         order = NORM_ORDER.get(plan.name)
         if not plan.in_place:
             floors, first = scale_floors(plan.name, arguments, 3), first_floor(plan.name, arguments)
+            growth = growths(plan.name, arguments, 3)
     result = None
     if plan.name in convolutions.NAMES and not plan.in_place:
         result = convolutions.run(plan.name, arguments, func)
@@ -298,7 +300,7 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
     place = mode.place(plan)
     if type(result) is Tensor and not written:
         if result.dtype is mode.compute and result.numel():
-            mode.rounding.inexact(result, plan.op_class, max(floors[0], first), place)
+            mode.rounding.inexact(result, plan.op_class, Bound(max(floors[0], first), growth[0]), place)
         return result
     done: set[int] = set()
     outputs = result if isinstance(result, (tuple, list)) else (result,)
@@ -307,12 +309,12 @@ def _inexact(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], k
         if isinstance(tensor, Tensor) and tensor.dtype is mode.compute and tensor.numel() and id(tensor) not in done:
             if i == 0 and order is not None:
                 first = norm_floor(arguments, outputs[2])
-            floor = max(floors[i] if i < len(floors) else 0.0, first if i == 0 else 0.0)
-            mode.rounding.inexact(tensor, plan.op_class, floor, place)
+            bound = Bound(max(floors[i], first if i == 0 else 0.0), growth[i]) if i < len(floors) else Bound()
+            mode.rounding.inexact(tensor, plan.op_class, bound, place)
             done.add(id(tensor))
     for tensor in written:
         if id(tensor) not in done and tensor.numel():
-            mode.rounding.inexact(tensor, plan.op_class, 0.0, place)
+            mode.rounding.inexact(tensor, plan.op_class, Bound(), place)
             done.add(id(tensor))
     return result
 
@@ -360,7 +362,7 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
     result.copy_(drawn.values)
     if result.dtype is mode.compute and result.numel():
         if drawn.inexact:
-            mode.rounding.inexact(result, OpClass.OTHER, 0.0, mode.place(plan))
+            mode.rounding.inexact(result, OpClass.OTHER, Bound(), mode.place(plan))
         else:
             mode.put_on_grid(plan, result)
     return result

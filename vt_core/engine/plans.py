@@ -19,7 +19,7 @@ from vt_core.engine.opclass import (
     tolerance_class,
     treatment_of,
 )
-from vt_core.engine.scale import scale_floors
+from vt_core.engine.scale import growths, scale_floors
 from vt_core.numerics import OpClass
 
 _KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler"})
@@ -81,7 +81,7 @@ def make_plan(func: torch._ops.OpOverload) -> Plan:
 def _asks_for_arguments(name: str) -> bool:
     """Tell whether the scale of a result of this operation has a lower bound other than 0."""
     try:
-        return any((*scale_floors(name, {}, 3), first_floor(name, {})))
+        return any((*scale_floors(name, {}, 3), first_floor(name, {}), *growths(name, {}, 3)))
     except KeyError:
         return True
 

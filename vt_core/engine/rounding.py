@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from vt_core.engine.rounding_log import StepLog
+from vt_core.engine.scale import Bound
 from vt_core.numerics import (
     Grid,
     OpClass,
@@ -91,8 +92,8 @@ class Rounding(ABC):
         return self._words.tobytes()
 
     @abstractmethod
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
-        """Round ``x`` in place with the interval rule; ``floor`` is a lower bound of the tensor's scale."""
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
+        """Round ``x`` in place with the interval rule; ``bound``: what the tolerance depends on beside the class."""
 
     def plain(self, x: Tensor, place: Place) -> None:
         """Round ``x`` in place without a log: its value is the same on every machine."""
@@ -116,7 +117,7 @@ class Rounding(ABC):
 class DryRounding(Rounding):
     """Round without a log: for rebuilding a model whose values are loaded afterwards."""
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place."""
         round_plain_(x, self.grid, False)
 
@@ -134,10 +135,10 @@ class TrainerRounding(Rounding):
         self._step = step
         self._sites: dict[int, SiteEntries] = {}
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place and log the elements that another honest machine may round differently."""
-        tolerance = self.policy.tolerances[op_class]
-        result = trainer_round_(x, tolerance, self.grid, True, floor)
+        tolerance = self.policy.at(op_class, bound.growth)
+        result = trainer_round_(x, tolerance, self.grid, True, bound.floor)
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()
         if result.entries is not None:
@@ -164,11 +165,11 @@ class AuditorRounding(Rounding):
         self.findings: list[SiteFinding] = []
         self._located = False
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place, taking the trainer's decisions where the interval rule allows them."""
-        tolerance = self.policy.tolerances[op_class]
+        tolerance = self.policy.at(op_class, bound.growth)
         entries = self._log.sites.get(self._site)
-        result = auditor_round_(x, tolerance, self.grid, entries, True, floor)
+        result = auditor_round_(x, tolerance, self.grid, entries, True, bound.floor)
         self.scale_exp = result.scale_exp
         counts = self.counters.by_class[op_class]
         counts.elements += x.numel()

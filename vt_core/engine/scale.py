@@ -5,12 +5,14 @@ is itself rounding noise, and a tolerance relative to it is too narrow: the grad
 batch norm, or of a key projection's bias in front of a softmax, is zero in exact arithmetic. The error of a sum
 is relative to its *terms*, so for sums of products the scale never falls below the size of a single term. The
 inputs are equal to the bit on both sides, so both compute the same bound.
+
+That error also grows with the *length* of a sum: measured between CPUs, about in proportion to it (``growth``).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,12 +31,69 @@ _PRODUCTS = {
     "convolution": ("input", "weight"),
     "linear": ("input", "weight"),
 }
+_PLAIN_LENGTH = 11
+"""Sums of up to ``2**11`` terms are what a policy's tolerances are for."""
+_LEAST_GROWTH, _MOST_GROWTH = -3, 6
+
 _NORM_BACKWARD = {
     "native_layer_norm_backward": "grad_out",
     "native_group_norm_backward": "grad_out",
     "native_batch_norm_backward": "grad_out",
     "_fused_rms_norm_backward": "grad_out",
 }
+
+_BY_CHANNEL = frozenset({
+    "native_batch_norm", "_native_batch_norm_legit", "native_batch_norm_backward", "_batch_norm_with_update",
+    "batch_norm_backward",
+})  # fmt: skip
+
+
+class Bound(NamedTuple):
+    """What the tolerance at a site depends on beside op class and values; equal to the bit on both sides.
+
+    ``floor`` is a lower bound of the tensor's scale (a magnitude, finite, >= 0); the policy's tolerance counts
+    ``2**growth`` times.
+    """
+
+    floor: float = 0.0
+    growth: int = 0
+
+
+def growth(terms: int, least: int = 0) -> int:
+    """Return by which power of two the tolerance of sums of so many terms is larger than the policy's, or smaller."""
+    return min(max((max(terms, 1) - 1).bit_length() - _PLAIN_LENGTH, least), _MOST_GROWTH)
+
+
+def growths(name: str, arguments: dict[str, Any], outputs: int) -> tuple[int, ...]:
+    """Return the growth of the tolerance of each of the operation's outputs.
+
+    Products of all lengths have one, short ones a narrower tolerance; other sums only where they are long.
+    """
+    if name in _PRODUCTS:
+        return (growth(_products_added(name, arguments), _LEAST_GROWTH),) * outputs
+    if name == "convolution_backward":
+        grad, x, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
+        transposed = bool(arguments["transposed"])
+        taps = math.prod(weight.shape[2:])
+        by_weight = taps * (weight.shape[1] if transposed else weight.shape[0] // max(1, arguments["groups"]))
+        by_input = len(x) * math.prod((x if transposed else grad).shape[2:])
+        by_ones = growth(grad.numel() // max(1, grad.shape[1]))
+        return (growth(by_weight, _LEAST_GROWTH), growth(by_input, _LEAST_GROWTH), by_ones)[:outputs]
+    if name in _BY_CHANNEL:
+        x = arguments["input"]
+        return (growth(x.numel() // max(1, x.shape[1])),) * outputs
+    return (0,) * outputs
+
+
+def _products_added(name: str, arguments: dict[str, Any]) -> int:
+    """Return how many products make one element of the result."""
+    a = arguments[_PRODUCTS[name][0]]
+    if name == "convolution":
+        weight = arguments["weight"]
+        channels = weight.shape[0] // max(1, arguments["groups"]) if arguments["transposed"] else weight.shape[1]
+        return int(channels * math.prod(weight.shape[2:]))
+    batches = a.shape[0] if name == "addbmm" else 1
+    return int(batches * a.shape[-1]) if a.dim() else 1
 
 
 def scale_floors(name: str, arguments: dict[str, Any], outputs: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ is logged as rarely as any other, and by one bit (``docs/adr/0012-least-step.md`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -78,6 +79,15 @@ class Tolerance:
         return float(2.0**self.atol_exp)
 
 
+@functools.lru_cache(maxsize=1024)
+def _grown(tolerance: Tolerance, growth: int) -> Tolerance:
+    def moved(exponent: int) -> int:
+        return min(max(exponent + growth, SMALLEST_EXPONENT), LARGEST_EXPONENT)
+
+    relative = None if tolerance.rtol_exp is None else moved(tolerance.rtol_exp)
+    return Tolerance(relative, moved(tolerance.atol_exp), tolerance.step_exp)
+
+
 @dataclass(frozen=True)
 class TolerancePolicy:
     """One tolerance for each :class:`OpClass`; SpecError if one is missing."""
@@ -91,6 +101,11 @@ class TolerancePolicy:
 
     def __getitem__(self, op_class: OpClass) -> Tolerance:
         return self.tolerances[op_class]
+
+    def at(self, op_class: OpClass, growth: int) -> Tolerance:
+        """Return the tolerance of a class for sums whose length asks for ``2**growth`` times the policy's."""
+        tolerance = self.tolerances[op_class]
+        return _grown(tolerance, growth) if growth else tolerance
 
     def to_json(self) -> dict[str, dict[str, int | None]]:
         """Return plain dictionaries of integers, ready for canonical JSON."""
@@ -136,5 +151,5 @@ def _policy(
 # (the weight gradient of a convolution over 32,768 places) leave less. ``vt calibrate`` measures a job.
 DEFAULT: dict[str, TolerancePolicy] = {
     "float64": _policy(-44, -45, (-48, -50), -44, 5),
-    "float32": _policy(-16, -16, (-19, -20), -16, 3),
+    "float32": _policy(-17, -16, (-19, -20), -16, 3),
 }

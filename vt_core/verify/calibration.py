@@ -28,7 +28,8 @@ from vt_core.engine.cancellation import NORM_ORDER
 from vt_core.engine.mode import VerifiedMode
 from vt_core.engine.plans import Plan, by_name
 from vt_core.engine.rounding import Place, Rounding
-from vt_core.numerics import Grid, OpClass, TolerancePolicy, max_magnitude, round_plain_
+from vt_core.engine.scale import Bound
+from vt_core.numerics import Grid, OpClass, Tolerance, TolerancePolicy, max_magnitude, round_plain_
 from vt_core.numerics.grid import IntArray
 from vt_core.numerics.scale import scale_exponent, stepped
 from vt_core.training.session import Session
@@ -92,11 +93,12 @@ class RecordingRounding(Rounding):
         self._values: list[NDArray[Any]] = []
         self._rounded = (self.folder / f"rounded-{step:05d}.bin").open("wb")
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Keep a sample of ``x``, compare it with its alternatives, round it in place and keep the result."""
         op, module = place()
+        tolerance = self.policy.at(op_class, bound.growth)
         flat = x.detach().reshape(-1)  # logical order, whatever the layout
-        scale = scale_exponent(max(max_magnitude(flat), floor), x.dtype)
+        scale = scale_exponent(max(max_magnitude(flat), bound.floor), x.dtype)
         chosen, largest = self._choose(flat)
         positions = np.concatenate([chosen, largest])
         values = _take(flat, positions)
@@ -105,11 +107,11 @@ class RecordingRounding(Rounding):
         self._values.append(values)
         if self._step > 0:
             cost = self.costs.setdefault((op, module), (op_class, LogCost()))[1]
-            cost.add(values[: chosen.size], flat.numel(), self.policy.tolerances[op_class], scale, self.grid)
+            cost.add(values[: chosen.size], flat.numel(), tolerance, scale, self.grid)
         for other in self.alternatives.pop(0) if self.alternatives else []:
             if other.shape == x.shape and other.dtype == x.dtype:
-                self._measure_permuted(flat, other.reshape(-1), chosen, op_class, scale, (op, module))
-        grid = stepped(self.grid, self.policy.tolerances[op_class], scale)
+                self._measure_permuted(flat, other.reshape(-1), chosen, op_class, tolerance, scale, (op, module))
+        grid = stepped(self.grid, tolerance, scale)
         self._next_site(round_plain_(x, grid, True), place)
         self._rounded.write(_to_bytes(x, self.grid))
 
@@ -136,9 +138,9 @@ class RecordingRounding(Rounding):
         return chosen, np.setdiff1d(largest, chosen)
 
     def _measure_permuted(
-        self, x: Tensor, other: Tensor, chosen: IntArray, op_class: OpClass, scale: int, where: tuple[str, str]
-    ) -> None:
-        tolerance = self.policy.tolerances[op_class]
+        self, x: Tensor, other: Tensor, chosen: IntArray, op_class: OpClass, tolerance: Tolerance, scale: int,
+        where: tuple[str, str],
+    ) -> None:  # fmt: skip
         found = self.permuted.at(*where, op_class)
         found.elements += x.numel()
         found.compared += x.numel()
@@ -170,12 +172,12 @@ class ComparingRounding(Rounding):
             self._samples = {s["site"]: (s, *rest) for s, *rest in zip(sites, *parts, strict=False)}
         self._rounded = (self.folder / f"rounded-{step:05d}.bin").open("rb")
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Compare ``x`` with what was recorded at this site, and replace it by the recorded rounded values."""
         recorded = None if self.parted else self._samples.get(self._site)
         stored = b"" if recorded is None else self._rounded.read(_SIZES[self.grid.storage] * x.numel())
         if recorded is not None and len(stored) == _SIZES[self.grid.storage] * x.numel():
-            self._compare(x, op_class, place, *recorded)
+            self._compare(x, op_class, self.policy.at(op_class, bound.growth), place, *recorded)
             with torch.no_grad():
                 x.copy_(_from_bytes(stored, self.grid).view(x.shape))
         self._next_site(round_plain_(x, self.grid, True), place)
@@ -191,13 +193,14 @@ class ComparingRounding(Rounding):
         super()._next_site(fingerprint, place)
 
     def _compare(
-        self, x: Tensor, op_class: OpClass, place: Place, site: dict[str, Any], positions: IntArray, values: Any
-    ) -> None:
+        self, x: Tensor, op_class: OpClass, tolerance: Tolerance, place: Place, site: dict[str, Any],
+        positions: IntArray, values: Any,
+    ) -> None:  # fmt: skip
         found = self.measured.at(*place(), op_class)
         found.elements += x.numel()
         found.compared += positions.size
         own = _take(x.detach().reshape(-1), positions)
-        scaled, tolerances = divergence(values, own, self.policy.tolerances[op_class], site["scale"])
+        scaled, tolerances = divergence(values, own, tolerance, site["scale"])
         random = site["random"]
         found.add(scaled[:random], tolerances[:random], x.numel() / max(1, random))
         found.add(scaled[random:], tolerances[random:], 0.0)

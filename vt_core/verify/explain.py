@@ -52,8 +52,8 @@ def explain(
 
     ``before`` and ``after`` are the auditor's values of the site before and after rounding (any shape, float64 or
     float32), ``scale_exp`` the exponent ``e`` of tau; ``within`` is the largest distance from a boundary, in
-    tolerances, that counts as near. ``decided`` holds the positions that the log decides: the auditor took the trainer's
-    value there, so they explain nothing.
+    tolerances, that counts as near. ``decided`` holds the positions that the log decides: the auditor took the
+    trainer's value there, so they explain nothing.
     """
     flat = before.detach().cpu().contiguous().view(-1)
     grid = stepped(grid, tolerance, scale_exp)

@@ -95,9 +95,7 @@ def _explain(
         return None
     if reason is Reason.TOLERANCE_EXCEEDED:
         assert place.element is not None
-        value = (
-            place.trainer_value if place.trainer_value is not None else _neighbour(values, place.element, policy, grid)
-        )
+        value = place.trainer_value if place.trainer_value is not None else _neighbour(values, place.element, grid)
         return where, {place.element: value}, found
     log = log_of(place.step)
     if place.site >= len(log.fingerprints):
@@ -106,7 +104,7 @@ def _explain(
     explanation = explain(
         values.before,
         values.after,
-        policy.tolerances[values.op_class],
+        values.tolerance,
         grid,
         values.scale_exp,
         int(log.fingerprints[place.site]),
@@ -137,9 +135,9 @@ def recalibrate(what: str, distance: float) -> str:
     )
 
 
-def _neighbour(values: Values, position: int, policy: TolerancePolicy, grid: Grid) -> float:
+def _neighbour(values: Values, position: int, grid: Grid) -> float:
     """Return the grid value on the other side of the auditor's value: what a parity entry that fits nothing meant."""
-    grid = stepped(grid, policy.tolerances[values.op_class], values.scale_exp)
+    grid = stepped(grid, values.tolerance, values.scale_exp)
     own = values.after.reshape(-1)[position].item()
     side = 1 if values.before.reshape(-1)[position].item() >= own else -1
     return float(lattice_value(lattice_index(np.array([own]), grid) + side, grid)[0])

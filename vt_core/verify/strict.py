@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import AuditorRounding, Place
-from vt_core.numerics import Grid, OpClass, RoundingFinding, TolerancePolicy, auditor_round_, fingerprint
+from vt_core.engine.scale import Bound
+from vt_core.numerics import Grid, OpClass, RoundingFinding, Tolerance, TolerancePolicy, auditor_round_, fingerprint
 from vt_core.verify.bias import uses
 
 _MOST_SITES = 4  # the first difference of fingerprints and the first entry at fault are among them
@@ -27,11 +28,11 @@ Grants = Mapping[Where, Mapping[int, float]]  # -> element -> the value that the
 
 @dataclass(frozen=True)
 class Values:
-    """The auditor's values at one site, before and after rounding (any shape, compute dtype), and the scale used."""
+    """The auditor's values at one site, before and after rounding (any shape, compute dtype), tolerance and scale."""
 
     before: Tensor
     after: Tensor
-    op_class: OpClass
+    tolerance: Tolerance
     scale_exp: int
 
 
@@ -48,40 +49,41 @@ class StrictRounding(AuditorRounding):
         self.values: dict[Where, Values] = {}
         self.uses: dict[OpClass, Counter[str]] = {c: Counter() for c in OpClass}
 
-    def inexact(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def inexact(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place, taking the trainer's decisions where the interval rule or a grant allows them."""
         if self.grants is None:
-            self._round_and_tell(x, op_class, floor, place)
+            self._round_and_tell(x, op_class, bound, place)
             return
         where = (self._log.step, self._site)
         before, found = x.detach().clone(), len(self.findings)
         granted = self.grants.get(where)
         if granted is None:
-            super().inexact(x, op_class, floor, place)
+            super().inexact(x, op_class, bound, place)
         else:
-            self._round_granted(x, op_class, floor, place, granted)
+            self._round_granted(x, op_class, bound, place, granted)
         if len(self.findings) > found and len(self.values) < _MOST_SITES:
-            self.values[where] = Values(before, x.detach().clone(), op_class, self.scale_exp)
+            tolerance = self.policy.at(op_class, bound.growth)
+            self.values[where] = Values(before, x.detach().clone(), tolerance, self.scale_exp)
 
-    def _round_and_tell(self, x: Tensor, op_class: OpClass, floor: float, place: Place) -> None:
+    def _round_and_tell(self, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
         """Round ``x`` in place, and count what its entries were used for (``verify/bias.py``)."""
         entries = self._log.sites.get(self._site)
         if entries is None or not entries.positions.size:
-            super().inexact(x, op_class, floor, place)
+            super().inexact(x, op_class, bound, place)
             return
         at = entries.positions[(entries.positions >= 0) & (entries.positions < x.numel())]
         where = torch.from_numpy(at).to(x.device)
         before = x.detach().reshape(-1)[where].cpu().numpy()  # indexing copies
-        super().inexact(x, op_class, floor, place)
+        super().inexact(x, op_class, bound, place)
         used = x.detach().reshape(-1)[where].to(torch.float64).cpu().numpy()
-        tolerance = self.policy.tolerances[op_class]
+        tolerance = self.policy.at(op_class, bound.growth)
         self.uses[op_class].update(asdict(uses(before, used, tolerance, self.scale_exp, self.grid)))
 
     def _round_granted(
-        self, x: Tensor, op_class: OpClass, floor: float, place: Place, granted: Mapping[int, float]
+        self, x: Tensor, op_class: OpClass, bound: Bound, place: Place, granted: Mapping[int, float]
     ) -> None:
         entries = self._log.sites.get(self._site)
-        result = auditor_round_(x, self.policy.tolerances[op_class], self.grid, entries, False, floor)
+        result = auditor_round_(x, self.policy.at(op_class, bound.growth), self.grid, entries, False, bound.floor)
         self.scale_exp = result.scale_exp
         flat = x.detach().reshape(-1).clone()  # logical order, whatever the layout
         for position, value in granted.items():
