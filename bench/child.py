@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.plain import plain_steps
 from bench.shares import Shares
 from bench.turns import Turns, answer
 from bench.workloads import WORKLOADS, location
+from vt_core.engine.rounding import Place, TrainerRounding
 from vt_core.engine.rounding_log import LogReader, entropy_floor_bits
+from vt_core.engine.scale import Bound
+from vt_core.numerics import OpClass
 from vt_core.training.checkpoint import load_checkpoint
 from vt_core.training.job import load_job
 from vt_core.training.segment import LOG, Segment, train_segment
@@ -74,7 +78,7 @@ def plain(job: Any, dataset: Any, spec: Any, dtype: torch.dtype) -> dict[str, An
 
 def verified(session: Session, folder: Path) -> dict[str, Any]:
     """Train with all evidence."""
-    shares, turns = Shares(session), Turns(session.settle)
+    shares, turns, floor = Shares(session), Turns(session.settle), EntropyFloor()
     last = session.spec.steps
     initial = train_segment(session, 0, None, folder / "0")
 
@@ -86,15 +90,35 @@ def verified(session: Session, folder: Path) -> dict[str, Any]:
             turns.step_done(step == last)
         shares.between_steps(step, last)
 
-    with shares:
+    with shares, floor:
         done = train_segment(session, 1, initial.state, folder / "1", progress)
-    return {"shares": shares.found(), **evidence_figures(done)}
+    return {"shares": shares.found(), **evidence_figures(done, floor.bits)}
 
 
-def evidence_figures(done: Segment) -> dict[str, Any]:
-    """Return sizes and counts of a segment's log a step."""
+class EntropyFloor:
+    """Sums up, while it is open, the least size of the log in bits, site by site, as entries are made."""
+
+    def __enter__(self) -> EntropyFloor:
+        self.bits, self._plain = 0.0, TrainerRounding.inexact
+        floor, plain = self, self._plain
+
+        def inexact(self: TrainerRounding, x: Tensor, op_class: OpClass, bound: Bound, place: Place) -> None:
+            counts = self.counters.by_class[op_class]
+            before = counts.entries
+            plain(self, x, op_class, bound, place)
+            if counts.entries > before:
+                floor.bits += entropy_floor_bits(x.numel(), counts.entries - before)
+
+        TrainerRounding.inexact = inexact  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        TrainerRounding.inexact = self._plain  # type: ignore[method-assign]
+
+
+def evidence_figures(done: Segment, floor: float) -> dict[str, Any]:
+    """Return sizes and counts of a segment's log a step; ``floor`` is its least size in bits."""
     rows, counts = done.metrics["steps"], done.metrics["counts"]
-    floor = sum(entropy_floor_bits(v["elements"], v["entries"]) for v in counts.values() if v["entries"])
     total = sum(r["log_bytes"] for r in rows)
     return {
         "log_bytes": total / len(rows),

@@ -60,7 +60,7 @@ def test_two_profiles_agree_within_the_tolerance(name: str, dtype: str, portable
 def test_without_the_bound_they_do_not(name: str, portable: Any) -> None:
     operation, _, outputs = cases(torch.float64)[name]
     there = portable["torch.float64"][name][0]
-    if torch.equal(outputs[0], there):
+    if torch.equal(outputs[0], there) and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("on this CPU both profiles compute it alike")
     assert divergence("float64", operation, outputs[0], there, 0.0) > 2
 

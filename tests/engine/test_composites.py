@@ -74,3 +74,21 @@ def test_the_functions_are_put_back_even_after_an_error() -> None:
         assert F.scaled_dot_product_attention is attention  # leaving the inner level changes nothing
         raise ZeroDivisionError
     assert (F.dropout, F.scaled_dot_product_attention) == before
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 8)])
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_the_common_rms_norm_is_pytorchs(shape: tuple[int, ...], eps: float | None) -> None:
+    x, weight = torch.from_numpy(floats(3, 4, 8, seed=1)), torch.from_numpy(floats(*shape, seed=2))
+    for given in (None, weight):
+        expected = F.rms_norm(x, shape, given, eps)
+        with CommonForms():
+            assert torch.allclose(F.rms_norm(x, shape, given, eps), expected, rtol=1e-5)
+            assert torch.allclose(torch.rms_norm(x, shape, given, eps), expected, rtol=1e-5)
+
+
+def test_rms_norm_is_never_a_fused_kernel() -> None:
+    job = TinyJob(lambda: nn.Sequential(nn.Linear(12, 6), nn.RMSNorm(6)), SEQUENCES)
+    run = train(job, 2)
+    assert_replays(job, run)
+    assert run.ran("aten.rsqrt") and not run.ran("aten._fused_rms_norm")

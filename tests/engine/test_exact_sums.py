@@ -160,12 +160,11 @@ def test_sums_and_means_have_no_log(mode: VerifiedMode) -> None:
         assert same_bits(found, found.float().double()) and torch.allclose(found, expected, rtol=1e-6)
 
 
-def test_other_reductions_keep_their_log(mode: VerifiedMode) -> None:
+def test_what_has_no_form_keeps_its_log(mode: VerifiedMode) -> None:
     x = tensor(64, 50).float().double()
     with mode:
-        x.cumsum(0), x.std(1), x.softmax(1), torch.sum(x, 0, out=torch.empty(50, dtype=torch.float64))
-    rounded = mode.rounding.counters.by_class[OpClass.REDUCTION].elements
-    assert rounded == 64 * 50 * 2 + 64 + 50
+        x.prod(1), torch.sum(x, 0, out=torch.empty(50, dtype=torch.float64))
+    assert mode.rounding.counters.by_class[OpClass.REDUCTION].elements == 64 + 50
 
 
 def test_sums_of_integers_stay_as_they_are(mode: VerifiedMode) -> None:

@@ -12,8 +12,13 @@ import torch.nn.functional as F
 from engine_support import TinyJob, assert_replays, floats, mean_square, train
 from torch import Tensor, nn
 
+from vt_core.engine import random_ops
+from vt_core.engine.mode import VerifiedMode
+from vt_core.engine.modules import ModuleTracker
+from vt_core.engine.rounding import TrainerRounding
 from vt_core.engine.streams import Stream, Streams
 from vt_core.errors import UnsupportedOperation
+from vt_core.numerics import DEFAULT, Grid, OpClass, elementary
 
 N = 20_000
 
@@ -279,3 +284,38 @@ def test_an_odd_number_of_normal_values_is_a_prefix() -> None:
     assert list(Stream(b"k" * 16).normal(1)) == list(Stream(b"k" * 16).normal(1))
     assert Stream(b"k" * 16).normal(7).shape == (7,)
     assert Stream(b"k" * 16).normal(0).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["normal", "exponential"])
+def test_exact_functions_make_the_same_values_within_the_last_bits(name: str) -> None:
+    like = torch.empty(5001, dtype=torch.float64)
+    both = [random_ops.draw(name, like, {}, Streams(3).stream("op"), exact=exact) for exact in (False, True)]
+    assert [d.inexact for d in both] == [True, False]
+    library, ours = (d.values for d in both)
+    assert torch.allclose(library, ours, rtol=1e-13, atol=1e-300)
+    assert not torch.equal(library, ours), "NumPy's own functions round differently here too"
+
+
+def test_the_plain_form_of_exact_functions_draws_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw() -> Tensor:
+        values: Tensor = random_ops.draw(
+            "normal", torch.empty(999, dtype=torch.float64), {}, Streams(3).stream("op"), exact=True
+        ).values
+        return values
+
+    compiled = draw()
+    monkeypatch.setattr(elementary, "use_compiled", lambda x: False)
+    assert torch.equal(compiled, draw())
+
+
+def test_with_exact_functions_an_initialisation_has_no_log() -> None:
+    counts = {}
+    for functions in ("logged", "exact"):
+        rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
+        mode = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions=functions)
+        mode.begin_step(0, 0)
+        rounding.begin_step(0)
+        with mode:
+            torch.nn.init.normal_(torch.empty(1000, 500, dtype=torch.float64))
+        counts[functions] = rounding.counters.by_class[OpClass.OTHER].elements
+    assert counts == {"logged": 500_000, "exact": 0}

@@ -14,14 +14,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vt_core.engine import exact_sums
+from vt_core.engine import (
+    exact_elementary,
+    exact_losses,
+    exact_norms,
+    exact_pools,
+    exact_reductions,
+    exact_scatter,
+    exact_softmax,
+    exact_sums,
+)
 from vt_core.engine.forms import Form
 from vt_core.engine.plans import Plan, by_name
 
 if TYPE_CHECKING:
     from vt_core.engine.mode import VerifiedMode
 
-FORMS: dict[str, Form] = {**exact_sums.FORMS}
+FORMS: dict[str, Form] = {
+    **exact_elementary.FORMS,
+    **exact_sums.FORMS,
+    **exact_losses.FORMS,
+    **exact_softmax.FORMS,
+    **exact_norms.FORMS,
+    **exact_pools.FORMS,
+    **exact_reductions.FORMS,
+    **exact_scatter.FORMS,
+}
+
+AFTER_CANONICAL: dict[str, Form] = {"pow": exact_elementary.pow_form}
+"""For arguments for which an operation has no canonical form (``canonical.py``)."""
 
 _STATISTICS = frozenset({"running_mean", "running_var"})
 
@@ -40,7 +61,8 @@ def exact_function(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, .
         return mode.run_inexact(plan, func, args, kwargs)
     narrow = mode.compute is not torch.float64
     arguments = {k: _wide(v) for k, v in given.items()} if narrow else given
-    result = FORMS[plan.name](arguments)
+    form = FORMS.get(plan.name) or AFTER_CANONICAL[plan.name]
+    result = form(arguments)
     if result is None:
         return mode.run_inexact(plan, func, args, kwargs)
     written = mode.mutated(plan, args, kwargs) if plan.mutated else []
@@ -66,7 +88,7 @@ def exact_function(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, .
 
 def treatments() -> dict[str, Callable[[VerifiedMode, Plan, Any, tuple[Any, ...], dict[str, Any]], Any]]:
     """Return the treatment of every operation that has a form, by name."""
-    return dict.fromkeys(FORMS, exact_function)
+    return dict.fromkeys((*FORMS, *AFTER_CANONICAL), exact_function)
 
 
 def _wide(value: Any) -> Any:

@@ -1,10 +1,10 @@
 """Composite functions that PyTorch decomposes differently on each device get one common form here.
 
 ``dropout`` is ``bernoulli_`` and ``div_`` on a CPU and ``native_dropout`` on CUDA; attention has fused kernels that
-differ by device, shape and version; recurrent layers are fused kernels or loops; pooling to one pixel takes a step
-more in channels_last; gradient clipping uses multi-tensor kernels unless told otherwise. A ``TorchFunctionMode``
-replaces them before they reach autograd, so that every device runs the same sequence of ATen operations. No model is
-edited.
+differ by device, shape and version; recurrent layers are fused kernels or loops, and RMS norm is fused on some devices;
+pooling to one pixel takes a step more in channels_last; gradient clipping uses multi-tensor kernels unless told
+otherwise. A ``TorchFunctionMode`` replaces them before they reach autograd, so that every device runs the same sequence
+of ATen operations. No model is edited.
 """
 
 from __future__ import annotations
@@ -88,6 +88,18 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
     return result
 
 
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """``F.rms_norm`` by its definition; some devices have a fused kernel for it."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    if not dims or tuple(input.shape[-len(dims) :]) != tuple(normalized_shape):
+        raise RuntimeError(f"rms_norm over {tuple(normalized_shape)} does not fit an input of {tuple(input.shape)}")
+    mean_square = input.pow(2).mean(dims, keepdim=True)
+    scaled = input * torch.rsqrt(mean_square + (torch.finfo(input.dtype).eps if eps is None else eps))
+    return scaled if weight is None else scaled * weight
+
+
 def foreach_norm(tensors: Sequence[Tensor], ord: float = 2.0, dtype: torch.dtype | None = None) -> list[Tensor]:
     """``torch._foreach_norm``, which gradient clipping calls: one norm after the other."""
     return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors]
@@ -110,6 +122,8 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.dropout_: torch_dropout_,
     F.scaled_dot_product_attention: attention,
     F.adaptive_avg_pool2d: adaptive_avg_pool2d,
+    F.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,
     torch.lstm_cell: recurrent.lstm_cell,

@@ -88,6 +88,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Treatment.RANDOM: _random,
             Treatment.REFUSED: _refused,
         }
+        self.functions = functions
         self.forms: dict[str, TreatmentFunction] = {}  # by name: other functions keep their log
         if contractions != "logged":
             self.treatments[OpClass.CONTRACTION] = exact_contractions.treatment(SLICES[contractions])
@@ -258,7 +259,7 @@ def _canonical(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...],
         return _inexact(mode, plan, func, args, kwargs)  # integers stay as they are; their square root is no integer
     value = canonical.apply_form(plan.name, arguments)
     if value is None:
-        return _inexact(mode, plan, func, args, kwargs)
+        return mode.forms.get(plan.name, _inexact)(mode, plan, func, args, kwargs)
     targets = mode.mutated(plan, args, kwargs)
     if not targets:
         mode.put_on_grid(plan, value)
@@ -351,7 +352,8 @@ def _random(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, ...], kw
     if mode.skip_random:
         return result.zero_() if plan.name != "randperm" else result
     try:
-        drawn = random_ops.draw(plan.name, result, arguments, stream, mode.rounding.grid.precision)
+        precision, exact = mode.rounding.grid.precision, mode.functions != "logged"
+        drawn = random_ops.draw(plan.name, result, arguments, stream, precision, exact)
     except NotImplementedError:
         raise UnsupportedOperation(
             plan.full_name,

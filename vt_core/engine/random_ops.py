@@ -1,8 +1,9 @@
 """Random operations, served from the counter-based streams and never from the device's own generator.
 
 Each form returns the values that the operation asks for, in logical (row-major) order. What needs only exact
-operations (uniform, Bernoulli, integers, permutations) is the same on every machine; normal and exponential
-values go through ``log`` and ``cos`` and are marked inexact, so the engine rounds them with a log.
+operations (uniform, Bernoulli, integers, permutations) is the same on every machine. Normal and exponential
+values go through ``log`` and ``cos``: with our own (``functions: exact``) they are the same as well, with NumPy's they
+are marked inexact, so the engine rounds them with a log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vt_core.engine.streams import Stream
+from vt_core.engine.streams import LIBRARY, Function, Functions, Stream
+from vt_core.numerics import _jit_elementary, elementary
+from vt_core.numerics import _jit_elementary_trigonometric as _jit_trigonometric
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ def _bernoulli(like: Tensor, p: Tensor | float, stream: Stream) -> Tensor:
     return (unit < bound).to(device=like.device, dtype=like.dtype)
 
 
-def _normal(like: Tensor, stream: Stream) -> Tensor:
-    return _float(stream.normal(like.numel()), like.shape, like.dtype, like.device)
+def _normal(like: Tensor, stream: Stream, functions: Functions) -> Tensor:
+    return _float(stream.normal(like.numel(), functions), like.shape, like.dtype, like.device)
 
 
 def _integers(like: Tensor, low: int, high: int, stream: Stream) -> Tensor:
@@ -67,62 +70,78 @@ def _random_range(like: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def draw(name: str, like: Tensor, arguments: dict[str, Any], stream: Stream, precision: int = 53) -> Drawn:
+def draw(
+    name: str, like: Tensor, arguments: dict[str, Any], stream: Stream, precision: int = 53, exact: bool = False
+) -> Drawn:
     """Draw the values of random operation ``name`` for an output like ``like`` (shape, dtype, device).
 
-    ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. Raises
-    NotImplementedError for a form that is not known, which the engine reports as a refused operation.
+    ``arguments`` are the operation's arguments by schema name; uniform values have ``precision`` bits. With ``exact``
+    no value depends on the machine's library. Raises NotImplementedError for a form that is not known, which the
+    engine reports as a refused operation.
     """
     if name in ("uniform", "rand", "rand_like"):
         return Drawn(_uniform(like, stream, precision, arguments.get("from", 0.0), arguments.get("to", 1.0)))
+    if name in _THROUGH_FUNCTIONS:
+        made = _THROUGH_FUNCTIONS[name](like, arguments, stream, EXACT if exact else LIBRARY)
+        return Drawn(made, inexact=not exact)
     form = _FORMS.get(name)
     if form is None:
         raise NotImplementedError(name)
-    return form(like, arguments, stream)
+    return Drawn(form(like, arguments, stream))
 
 
-def _draw_bernoulli(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
+def _ours(core: Callable[..., Any]) -> Function:
+    def function(x: np.ndarray[Any, Any]) -> Any:
+        return elementary.apply(core, torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+    return function
+
+
+EXACT = Functions(_ours(_jit_elementary.log1p), _ours(_jit_trigonometric.cos), _ours(_jit_trigonometric.sin))
+"""Ours: the same bits on every machine."""
+
+
+def _draw_bernoulli(like: Tensor, a: dict[str, Any], stream: Stream) -> Tensor:
     # bernoulli(self) takes its probabilities from self, bernoulli_(self) is a fair coin.
     p = a.get("p", 0.5 if a["self"] is like else a["self"])
-    return Drawn(_bernoulli(like, p, stream))
+    return _bernoulli(like, p, stream)
 
 
-def _draw_normal(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_normal(like, stream) * a.get("std", 1.0) + a.get("mean", 0.0), inexact=True)
+def _draw_normal(like: Tensor, a: dict[str, Any], stream: Stream, functions: Functions) -> Tensor:
+    scaled: Tensor = _normal(like, stream, functions) * a.get("std", 1.0) + a.get("mean", 0.0)
+    return scaled
 
 
-def _draw_integers(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_integers(like, int(a.get("low", 0) or 0), int(a["high"]), stream))
-
-
-def _draw_random(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_integers(like, *_random_range(like, a), stream))
-
-
-def _draw_permutation(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(torch.from_numpy(stream.permutation(int(a["n"]))).to(device=like.device, dtype=like.dtype))
-
-
-def _exponential(like: Tensor, rate: float, stream: Stream) -> Tensor:
-    values = -np.log1p(-stream.uniform(like.numel())) / rate
+def _draw_exponential(like: Tensor, a: dict[str, Any], stream: Stream, functions: Functions) -> Tensor:
+    values = -functions.log1p(-stream.uniform(like.numel())) / float(a.get("lambd", 1.0))
     return _float(values, like.shape, like.dtype, like.device)
 
 
-def _draw_exponential(like: Tensor, a: dict[str, Any], stream: Stream) -> Drawn:
-    return Drawn(_exponential(like, float(a.get("lambd", 1.0)), stream), inexact=True)
+def _draw_integers(like: Tensor, a: dict[str, Any], stream: Stream) -> Tensor:
+    return _integers(like, int(a.get("low", 0) or 0), int(a["high"]), stream)
 
 
-_FORMS: dict[str, Callable[[Tensor, dict[str, Any], Stream], Drawn]] = {
-    "bernoulli": _draw_bernoulli,
+def _draw_random(like: Tensor, a: dict[str, Any], stream: Stream) -> Tensor:
+    return _integers(like, *_random_range(like, a), stream)
+
+
+def _draw_permutation(like: Tensor, a: dict[str, Any], stream: Stream) -> Tensor:
+    return torch.from_numpy(stream.permutation(int(a["n"]))).to(device=like.device, dtype=like.dtype)
+
+
+_THROUGH_FUNCTIONS: dict[str, Callable[[Tensor, dict[str, Any], Stream, Functions], Tensor]] = {
     "normal": _draw_normal,
     "normal_functional": _draw_normal,
     "randn": _draw_normal,
     "randn_like": _draw_normal,
+    "exponential": _draw_exponential,
+}
+_FORMS: dict[str, Callable[[Tensor, dict[str, Any], Stream], Tensor]] = {
+    "bernoulli": _draw_bernoulli,
     "randint": _draw_integers,
     "randint_like": _draw_integers,
     "random": _draw_random,
     "randperm": _draw_permutation,
-    "exponential": _draw_exponential,
 }
 
 

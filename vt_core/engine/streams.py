@@ -9,13 +9,29 @@ needs nothing but the step number.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 _CHUNK = 1 << 20
+
+
+Function = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+
+
+class Functions(NamedTuple):
+    """The elementary functions that random values are made with."""
+
+    log1p: Function
+    cos: Function
+    sin: Function
+
+
+LIBRARY = Functions(np.log1p, np.cos, np.sin)
+"""NumPy's: fast, and different in the last bits between machines."""
 
 
 class Stream:
@@ -47,20 +63,20 @@ class Stream:
         """Return a permutation of range(n): the stable argsort of n raw keys."""
         return np.argsort(self.bits(n), kind="stable").astype(np.int64)
 
-    def normal(self, n: int) -> npt.NDArray[np.float64]:
+    def normal(self, n: int, functions: Functions = LIBRARY) -> npt.NDArray[np.float64]:
         """Return ``n`` standard normal float64 values (Box-Muller).
 
-        ``log`` and ``cos`` are not correctly rounded, so two machines may differ in the last bits: the caller
-        treats the result as an inexact operation.
+        The library's ``log`` and ``cos`` are not correctly rounded, so with them two machines may differ in the last
+        bits: the caller treats the result as an inexact operation.
         """
         out = np.empty(n, dtype=np.float64)
         for first, size in _chunks((n + 1) // 2):
             u = self.uniform(2 * size)
-            radius = np.sqrt(-2.0 * np.log1p(-u[:size]))
+            radius = np.sqrt(-2.0 * functions.log1p(-u[:size]))
             angle = (2.0 * np.pi) * u[size:]
             pair = np.empty(2 * size, dtype=np.float64)
-            pair[0::2] = radius * np.cos(angle)
-            pair[1::2] = radius * np.sin(angle)
+            pair[0::2] = radius * functions.cos(angle)
+            pair[1::2] = radius * functions.sin(angle)
             stop = min(n, 2 * (first + size))
             out[2 * first : stop] = pair[: stop - 2 * first]
         return out

@@ -1,0 +1,165 @@
+"""Compiled sums over the rows of a matrix, for the backward pass of the exact normalisations (CPU); see ``norms``.
+
+Each thread has its part of the rows; what it finds of a column is combined without a rounding. One file of its own:
+numba's cache notices changes of a function's own file only. No fastmath.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from vt_core.numerics._jit_base import compiled
+
+_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
+_LOWEST = np.int64(1022 - 400)
+_HIGHEST = np.int64(1022 + 480)
+_LIMIT_BITS = np.int64((1023 + 480) << 52)
+_HALF = np.int64(1 << 51)
+_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
+
+
+@_compiled
+def _shift(largest: Any, bits: Any) -> Any:
+    """Return 1.5 * 2**52 units; as ``_jit_quantise``."""
+    field = min(max(largest >> 52, _LOWEST), _HIGHEST)
+    return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
+
+
+@_compiled
+def _unit(shift: Any) -> Any:
+    return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
+
+
+@_compiled
+def _magnitude(value: Any) -> Any:
+    return np.float64(value).view(np.int64) & _MAGNITUDE
+
+
+@_compiled
+def _raise_to(x: Any, most: Any, new: Any) -> None:
+    """Put the larger bits elsewhere: in place it would be a masked store, slow on some processors."""
+    for i in range(x.size):
+        new[i] = max(most[i], _magnitude(x[i]))
+
+
+@_compiled
+def _add_by_row(
+    x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any,
+    into: Any, products: Any,
+) -> None:  # fmt: skip
+    for i in range(x.size):
+        t = dy[i] * ((x[i] - mean) * invstd)
+        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64) - origins[i]
+        products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
+
+
+@_compiled
+def row_units(
+    x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, product_shifts: Any, into: Any, products: Any, begin: Any,
+    end: Any,
+) -> None:  # fmt: skip
+    """Put each column's sums of dy and of dy * ((x - mean) * invstd), statistics by row, in units."""
+    width = into.size
+    into[:], products[:] = 0, 0
+    origins, product_origins = shifts.view(np.int64), product_shifts.view(np.int64)
+    for r in range(begin, end):
+        at = r * width
+        _add_by_row(
+            x[at : at + width], dy[at : at + width], mean[r], invstd[r], shifts, origins, product_shifts,
+            product_origins, into, products,
+        )  # fmt: skip
+
+
+@_compiled
+def _raise_to_centred_products(x: Any, dy: Any, mean: Any, most: Any, new: Any) -> None:
+    for i in range(x.size):
+        new[i] = max(most[i], _magnitude((x[i] - mean[i]) * dy[i]))
+
+
+@_compiled
+def column_largest(x: Any, dy: Any, mean: Any, most: Any, most_product: Any, begin: Any, end: Any) -> None:
+    """Put the largest bits of dy and of (x - mean) * dy, columns being the groups."""
+    width = most.size
+    most[:], most_product[:] = 0, 0
+    now, now_product, then, then_product = most, most_product, np.empty_like(most), np.empty_like(most)
+    for r in range(begin, end):
+        row, grad = x[r * width : (r + 1) * width], dy[r * width : (r + 1) * width]
+        _raise_to(grad, now, then)
+        _raise_to_centred_products(row, grad, mean, now_product, then_product)
+        now, now_product, then, then_product = then, then_product, now, now_product
+    most[:], most_product[:] = now, now_product
+
+
+@_compiled
+def _add_by_column(
+    x: Any, dy: Any, mean: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any, into: Any,
+    products: Any,
+) -> None:  # fmt: skip
+    for i in range(x.size):
+        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64) - origins[i]
+        t = (x[i] - mean[i]) * dy[i]
+        products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
+
+
+@_compiled
+def column_units(
+    x: Any, dy: Any, mean: Any, shifts: Any, product_shifts: Any, into: Any, products: Any, begin: Any, end: Any
+) -> None:  # fmt: skip
+    """Put each column's sums of dy and of (x - mean) * dy in units."""
+    width = into.size
+    into[:], products[:] = 0, 0
+    origins, product_origins = shifts.view(np.int64), product_shifts.view(np.int64)
+    for r in range(begin, end):
+        at = r * width
+        _add_by_column(
+            x[at : at + width], dy[at : at + width], mean, shifts, origins, product_shifts, product_origins, into,
+            products,
+        )  # fmt: skip
+
+
+@_compiled
+def column_shifts(most: Any, bits: Any, shifts: Any) -> Any:
+    """Put the shifts of sums whose terms have these largest bits; return whether all are fine."""
+    fine = True
+    for j in range(most.size):
+        fine &= most[j] < _LIMIT_BITS
+        shifts[j] = _shift(most[j], bits)
+    return fine
+
+
+@_compiled
+def column_totals(units: Any, shifts: Any, total: Any) -> None:
+    """Put the sums."""
+    for j in range(units.size):
+        total[j] = units[j] * _unit(shifts[j])
+
+
+@_compiled
+def _gradient_by_column(x: Any, dy: Any, dx: Any, mean: Any, shared: Any, slope: Any, scale: Any) -> None:
+    for i in range(x.size):
+        dx[i] = ((dy[i] - shared[i]) - (x[i] - mean[i]) * slope[i]) * scale[i]
+
+
+@_compiled
+def _scale_by_column(dy: Any, dx: Any, scale: Any) -> None:
+    for i in range(dy.size):
+        dx[i] = dy[i] * scale[i]
+
+
+@_compiled
+def column_gradient(
+    x: Any, dy: Any, dx: Any, mean: Any, shared: Any, slope: Any, scale: Any, training: Any, begin: Any, end: Any
+) -> None:  # fmt: skip
+    """Put the gradients of rows ``begin`` to ``end``, columns being the groups."""
+    width = mean.size
+    for r in range(begin, end):
+        at = r * width
+        if training:
+            _gradient_by_column(
+                x[at : at + width], dy[at : at + width], dx[at : at + width], mean, shared, slope, scale
+            )  # fmt: skip
+        else:
+            _scale_by_column(dy[at : at + width], dx[at : at + width], scale)

@@ -1,0 +1,51 @@
+"""Compiled exact sums of squared deviations (CPU); see ``squares``. One file of its own: numba's cache
+notices changes of its own file only. The squares are counted in units as integers (``_jit_sums``), in two passes that
+the second cache holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vt_core.numerics._jit_base import compiled
+
+_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
+_LOWEST = np.int64(1022 - 400)
+_LIMIT_BITS = np.int64((1023 + 240) << 52)
+_HALF = np.int64(1 << 51)
+
+
+@compiled
+def _largest_deviation(x: Any, centre: Any) -> Any:
+    """Return the bits of the largest magnitude; NaN and infinities count, and are larger than all others."""
+    largest = np.int64(0)
+    for i in range(x.size):
+        largest = max(largest, np.float64(x[i] - centre).view(np.int64) & _MAGNITUDE)
+    return largest
+
+
+@compiled
+def _units_of_squares(x: Any, centre: Any, shift: Any) -> Any:
+    origin, total = np.float64(shift).view(np.int64), np.int64(0)
+    for i in range(x.size):
+        d = x[i] - centre
+        total += np.float64(d * d + shift).view(np.int64) - origin
+    return total
+
+
+@compiled
+def squares(x: Any, terms: Any, centres: Any, bits: Any, out: Any, begin: Any, end: Any) -> Any:
+    """Sum the squared deviations of groups ``begin`` to ``end`` of ``terms`` neighbours; False for values too large."""
+    for g in range(begin, end):
+        mine, centre = x[g * terms : (g + 1) * terms], centres[g]
+        largest = _largest_deviation(mine, centre)
+        if largest >= _LIMIT_BITS:
+            return False
+        d = np.int64(largest).view(np.float64)
+        field = max(np.float64(d * d).view(np.int64) >> 52, _LOWEST)
+        shift = np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
+        unit = np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
+        out[g] = _units_of_squares(mine, centre, shift) * unit
+    return True
