@@ -43,7 +43,7 @@ def test_every_field_is_in_the_digest() -> None:
         "batch_size": 63, "seed": 1, "steps": 11, "segment_steps": 5, "commit_interval": 2,
         "compute_dtype": "float32", "grid": "bfloat16", "policy": other_policy,
         "fingerprints": False, "promote": True, "engine": "0", "libraries": {},
-        "contractions": "exact2", "agreed": {"program": "3:" + "0" * 64},
+        "contractions": "exact2", "functions": "logged", "agreed": {"program": "3:" + "0" * 64},
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(RunSpec)}
     digests = {dataclasses.replace(SPEC, **{name: value}).digest() for name, value in changes.items()}

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TypeVar, cast
 
 _Result = TypeVar("_Result")
 
@@ -25,9 +25,12 @@ def share(work: Callable[[int], _Result], count: int, workers: int) -> list[_Res
     """Return ``[work(0), ..., work(count - 1)]``, computed by up to ``workers`` threads.
 
     The calling thread is one of them and never waits for a task that nobody has begun: where the others are late, it
-    does all the work. Raises what ``work`` raises, once no task is running any more.
+    does all the work. Raises what ``work`` raises, once no task is running any more. When this returns, no other
+    thread holds a reference to ``work`` or to what it returned: PyTorch copies a gradient that somebody else holds,
+    and a late thread would so decide which operations a step has.
     """
     waiting = deque(range(count))
+    shared: list[Callable[[int], _Result]] = [work]
     results: dict[int, _Result] = {}
     errors: list[BaseException] = []
     ended: SimpleQueue[None] = SimpleQueue()
@@ -40,7 +43,7 @@ def share(work: Callable[[int], _Result], count: int, workers: int) -> list[_Res
                 return
             try:
                 if not errors:
-                    results[task] = work(task)
+                    results[task] = shared[0](task)
             except BaseException as error:
                 errors.append(error)
             ended.put(None)
@@ -51,9 +54,13 @@ def share(work: Callable[[int], _Result], count: int, workers: int) -> list[_Res
     take_part()
     for _ in range(count):
         ended.get()
-    if errors:
-        raise errors[0]
-    return [results[task] for task in range(count)]
+    # Helpers that are late, or about to leave, still have this frame's cells, but nothing is in them any more.
+    found, failed = [results.get(task) for task in range(count)], list(errors)
+    for held in (shared, results, errors):
+        held.clear()
+    if failed:
+        raise failed[0]
+    return cast(list[_Result], found)
 
 
 def _started(count: int) -> SimpleQueue[Callable[[], None]]:
