@@ -47,7 +47,7 @@ class Case:
         """Return job, dataset and spec; data is made in ``folder`` if it is not there yet."""
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(_data(self.data, folder))
-        train = {"contractions": "logged", **self.train}
+        train = {"contractions": "logged", "functions": "logged", **self.train}
         return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 
