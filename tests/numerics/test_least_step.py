@@ -123,3 +123,14 @@ def test_a_policy_may_leave_the_step_out_and_then_has_none() -> None:
     assert policy[OpClass.CONTRACTION] == PLAIN and policy[OpClass.REDUCTION].step_exp == 5
     assert policy.to_json() == plain
     assert policy.wider_than(DEFAULT["float64"]) == [] and DEFAULT["float64"].wider_than(policy) == ["contraction"]
+
+
+def test_changed_tolerances_keep_their_step_unless_another_is_named() -> None:
+    policy, wide = DEFAULT["float64"], {"rtol_exp": None, "atol_exp": -40}
+    assert policy.changed({"contraction": wide})[OpClass.CONTRACTION] == Tolerance(None, -40, 5)
+    assert policy.changed({"contraction": {**wide, "step_exp": None}})[OpClass.CONTRACTION] == Tolerance(None, -40)
+    assert policy.changed({"contraction": {**wide, "step_exp": 7}})[OpClass.CONTRACTION] == Tolerance(None, -40, 7)
+    assert policy.changed({}) == policy
+    for wrong in ({"contraction": 3}, {"nothing": wide}, {"contraction": {"atol_exp": -40}}):
+        with pytest.raises(SpecError):
+            policy.changed(wrong)

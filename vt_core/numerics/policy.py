@@ -123,6 +123,18 @@ class TolerancePolicy:
             tolerances[OpClass(name)] = Tolerance(entry["rtol_exp"], entry["atol_exp"], entry.get("step_exp"))
         return TolerancePolicy(tolerances)
 
+    def changed(self, classes: Mapping[str, object]) -> TolerancePolicy:
+        """Return this policy with other tolerances for some classes, given as :meth:`to_json` returns them.
+
+        A class keeps its least step if none is named (null: no step). Raises as :meth:`from_json`.
+        """
+        plain: dict[str, object] = dict(self.to_json())
+        for name, entry in classes.items():
+            known = plain.get(name)
+            step = known.get("step_exp") if isinstance(known, dict) else None
+            plain[name] = {"step_exp": step, **entry} if isinstance(entry, dict) else entry
+        return TolerancePolicy.from_json(plain)
+
     def wider_than(self, limit: TolerancePolicy) -> list[str]:
         """Return the names of the classes whose relative or absolute tolerance, or step, exceeds that of ``limit``."""
         return [

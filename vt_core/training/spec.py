@@ -218,8 +218,8 @@ def build_spec(
     policy = DEFAULT[compute]
     if given["policy"] is not None:
         try:
-            policy = TolerancePolicy.from_json({**policy.to_json(), **given["policy"]})
-        except (TypeError, ValueError, KeyError, SpecError) as error:
+            policy = policy.changed(given["policy"])
+        except (AttributeError, TypeError, ValueError, KeyError, SpecError) as error:
             raise SpecError(f"train.policy: {error}") from error
     spec = RunSpec(
         reference=reference,

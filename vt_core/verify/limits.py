@@ -49,8 +49,8 @@ class AuditorLimits:
             if dtype not in policies:
                 raise SpecError(f"audit.limits.policy: {dtype!r} is not a compute dtype; known: {', '.join(policies)}")
             try:
-                policies[dtype] = TolerancePolicy.from_json({**policies[dtype].to_json(), **classes})
-            except (TypeError, ValueError, KeyError, SpecError) as error:
+                policies[dtype] = policies[dtype].changed(classes)
+            except (AttributeError, TypeError, ValueError, KeyError, SpecError) as error:
                 raise SpecError(f"audit.limits.policy.{dtype}: {error}") from error
         rate = given.pop("honest_rate", HONEST_RATE)
         within = given.pop("exceeded_within", 64.0)
