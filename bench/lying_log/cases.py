@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bench.lying_log.compass import Objective
 from vt_core.jobs.digits import DigitsDataset, DigitsJob
+from vt_core.numerics import DEFAULT
 from vt_core.training.job import Dataset, Job, load_job
 from vt_core.training.spec import COMPUTE, RunSpec, build_spec
 
@@ -47,7 +48,10 @@ class Case:
         """Return job, dataset and spec; data is made in ``folder`` if it is not there yet."""
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(_data(self.data, folder))
-        train = {"contractions": "logged", "functions": "logged", **self.train}
+        # All the freedom that a policy can leave: a log for everything, and no least step near zero.
+        plain = DEFAULT[self.train.get("compute_dtype", "float64")].to_json()
+        policy = {name: {**tolerance, "step_exp": None} for name, tolerance in plain.items()}
+        train = {"contractions": "logged", "functions": "logged", "policy": policy, **self.train}
         return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 
@@ -64,6 +68,9 @@ CASES: dict[str, Case] = {
     ),
     "digits-bf16": Case(
         _DIGITS, {"width": 4, "batch_size": 32, "dropout": 0.0}, {"seed": 1, "steps": 40, **LOW}, "linear"
+    ),
+    "digits-bf16-step": Case(
+        _DIGITS, {"width": 4, "batch_size": 32, "dropout": 0.0}, {"seed": 1, "steps": 40, "policy": {}, **LOW}, "linear"
     ),
     "digits-bf16-64": Case(
         _DIGITS, {"width": 4, "batch_size": 32, "dropout": 0.0}, {"seed": 1, "steps": 20, "grid": "bfloat16"}, "linear"

@@ -15,6 +15,7 @@ from bench.lying_log.cases import CASES, with_steps
 from bench.lying_log.compass import directions
 from bench.lying_log.measure import ATTACKERS, Bench, attack, one_step
 from bench.lying_log.runs import Outcome, distance, parameters
+from vt_core.numerics import OpClass
 from vt_core.training.checkpoint import load_checkpoint
 from vt_core.training.session import Session
 from vt_core.verify.bias import biased_class
@@ -89,7 +90,9 @@ def test_what_passes_moves_no_more_than_rounding_itself(bench: Bench, outcomes: 
 
 def test_the_compass_points_where_the_attacker_wants_to_go(tmp_path: Path) -> None:
     """With and against the compass: the first-order effects of one step have opposite signs, and exceed chance."""
-    first = one_step("digits-bf16", CASES["digits-bf16"], tmp_path)
+    case = CASES["digits-bf16"]
+    wide = {str(c): {"rtol_exp": None, "atol_exp": -14, "step_exp": None} for c in OpClass}  # else chance is as large
+    first = one_step("digits-bf16", with_steps(case, case.train["steps"], policy=wide), tmp_path)
     assert first.free > first.chance > 0 and first.below > 0
     assert first.free < 0.1 * abs(first.step), "the log would be worth as much as the agreed step"
 
