@@ -15,8 +15,8 @@ ATTACK = Attack(
     kind="training",
     does="trains twice on the batch of step 3",
     gain="gives samples of the attacker's choice more weight than agreed",
-    caught_by="replay: values, and so the log entries, of the first forward pass differ",
-    reason="log_implausible",
+    caught_by="replay: the values of the first forward pass differ, and all that follows",
+    reason="state_mismatch",
     place=Place(2, 3, "aten.convolution.default (conv1)"),
     mount=mount,
 )

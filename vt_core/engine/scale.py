@@ -33,7 +33,7 @@ _PRODUCTS = {
 }
 _PLAIN_LENGTH = 11
 """Sums of up to ``2**11`` terms are what a policy's tolerances are for."""
-_LEAST_GROWTH, _MOST_GROWTH = -3, 6
+LEAST_GROWTH, _MOST_GROWTH = -3, 6
 
 _NORM_BACKWARD = {
     "native_layer_norm_backward": "grad_out",
@@ -70,7 +70,7 @@ def growths(name: str, arguments: dict[str, Any], outputs: int) -> tuple[int, ..
     Products of all lengths have one, short ones a narrower tolerance; other sums only where they are long.
     """
     if name in _PRODUCTS:
-        return (growth(_products_added(name, arguments), _LEAST_GROWTH),) * outputs
+        return (growth(_products_added(name, arguments), LEAST_GROWTH),) * outputs
     if name == "convolution_backward":
         grad, x, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
         transposed = bool(arguments["transposed"])
@@ -78,7 +78,7 @@ def growths(name: str, arguments: dict[str, Any], outputs: int) -> tuple[int, ..
         by_weight = taps * (weight.shape[1] if transposed else weight.shape[0] // max(1, arguments["groups"]))
         by_input = len(x) * math.prod((x if transposed else grad).shape[2:])
         by_ones = growth(grad.numel() // max(1, grad.shape[1]))
-        return (growth(by_weight, _LEAST_GROWTH), growth(by_input, _LEAST_GROWTH), by_ones)[:outputs]
+        return (growth(by_weight, LEAST_GROWTH), growth(by_input, LEAST_GROWTH), by_ones)[:outputs]
     if name in _BY_CHANNEL:
         x = arguments["input"]
         return (growth(x.numel() // max(1, x.shape[1])),) * outputs

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from vt_core.engine.scale import LEAST_GROWTH
 from vt_core.errors import SpecError
 from vt_core.numerics import DEFAULT, OpClass, Tolerance, TolerancePolicy
 from vt_core.numerics.policy import LARGEST_EXPONENT, SMALLEST_EXPONENT
@@ -138,7 +139,7 @@ def _proposal(
         state = "insufficient"
     elif largest * safety > 1.0:
         state = "thin"
-    wanted = max(largest, _least(current, dtype)) * max(float(safety), 1.0 / _SLACK)
+    wanted = max(largest, _least(seen.op_class, current, dtype)) * max(float(safety), 1.0 / _SLACK)
     shift = 0 if state == "unused" else _needed_shift(wanted)
     if shift is not None:
         shift = max(shift, -_room_below(current, dtype))
@@ -170,9 +171,13 @@ def _needed_shift(divergence: float) -> int | None:
     return max(exponent - (fraction == 0.5), -MOST_SHIFT)
 
 
-def _least(tolerance: Tolerance, dtype: torch.dtype) -> float:
-    """One unit in the last place just below the scale, in tolerances: honest machines may always differ by that."""
-    return _HALF_UNIT[dtype] / (tolerance.rtol / 2.0 + tolerance.atol)
+def _least(op_class: OpClass, tolerance: Tolerance, dtype: torch.dtype) -> float:
+    """One unit in the last place just below the scale, in tolerances: honest machines may always differ by that.
+
+    So they may where the sum is short, for which the tolerance of a contraction is narrower.
+    """
+    narrowest = 2.0**LEAST_GROWTH if op_class is OpClass.CONTRACTION else 1.0
+    return _HALF_UNIT[dtype] / (tolerance.rtol / 2.0 + tolerance.atol) / narrowest
 
 
 def _shifted(tolerance: Tolerance, shift: int) -> Tolerance:
