@@ -163,5 +163,5 @@ def _policy(
 # (the weight gradient of a convolution over 32,768 places) leave less. ``vt calibrate`` measures a job.
 DEFAULT: dict[str, TolerancePolicy] = {
     "float64": _policy(-44, -45, (-48, -50), -44, 5),
-    "float32": _policy(-17, -16, (-19, -20), -16, 3),
+    "float32": _policy(-16, -16, (-19, -20), -16, 3),
 }
