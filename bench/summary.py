@@ -67,6 +67,8 @@ def _bytes(rows: list[Row], workload: str, figure: str) -> str:
     if row is None:
         return ""
     value = float(row["value"])
+    if value < 1e3:
+        return f"{value:.0f} B"
     return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
 
 
