@@ -23,7 +23,7 @@ from vt_core.engine.profiles import environment_for
 from vt_core.engine.rounding import TrainerRounding
 from vt_core.engine.streams import Streams
 from vt_core.errors import PrecisionError
-from vt_core.numerics import Grid, _jit_elementary_base, _jit_quantise, _jit_softmax, elementary, softmax
+from vt_core.numerics import Grid, _jit_base, _jit_quantise, _jit_softmax, elementary, softmax
 from vt_core.numerics.policy import DEFAULT
 
 PROFILES = ("default", "portable")
@@ -262,7 +262,7 @@ def test_other_dtypes_are_refused() -> None:
 
 def test_the_cache_notices_changes_of_the_cores() -> None:
     for function in (_jit_softmax.softmax, _jit_softmax.log_softmax, _jit_softmax._exp_units, _jit_softmax.logsumexp):
-        assert function.py_func.__qualname__.endswith(_jit_elementary_base._DIGEST)
+        assert function.py_func.__qualname__.endswith(_jit_base.SOURCES)
 
 
 @pytest.fixture

@@ -37,45 +37,13 @@ from vt_core.numerics._jit_base import (
     plus,
     pointer,
 )
+from vt_core.numerics._jit_rounding import binade_of, rnd, tame
 
 # Where something in a block may have to be logged, the place is narrowed down to parts.
 PART = 64
 
-_EXPONENT_BITS = 0x7FF0000000000000
 _FACTOR = np.uint64(0x9E3779B1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
-
-
-@compiled
-def _rnd(v: Any, params: Any) -> Any:
-    """Round float64 onto the grid, for all grids below float64; -0 stays.
-
-    Adding and subtracting ``c = 2**(E + 53 - precision)``, ``E`` the exponent of ``v`` (at least ``emin``),
-    makes the adder round to the grid's last place, ties to even.
-    """
-    cap, max_value, smallest_binade, shift = params
-    a = abs(v)
-    a = cap if a > cap else a
-    c = float_of(max(bits_of(a) & _EXPONENT_BITS, smallest_binade) + shift, a)
-    r = (a + c) - c
-    r = np.inf if r > max_value else r
-    return np.copysign(r, v)
-
-
-@compiled
-def _binade(v: Any, exponent: Any, smallest: Any) -> Any:
-    """Return the exponent bits of ``v``, or ``smallest`` if they are less."""
-    return larger(both(bits_of(v), exponent), smallest)
-
-
-@compiled
-def _tame(v: Any, exponent: Any, smallest: Any, shift: Any) -> Any:
-    """Round a tame value, or one within tau of it, as ``_rnd`` does.
-
-    ``c`` is half as large again, so that it serves both signs; a zero is +0.
-    """
-    c = float_of(plus(_binade(v, exponent, smallest), shift), v)
-    return (v + c) - c
 
 
 @compiled
@@ -116,7 +84,7 @@ def _round_tame(x: Any, save: Any, ints: Any) -> Any:
     for i in range(x.size):
         v = x[i]
         save[i] = v
-        binade = _binade(v, exponent, smallest)
+        binade = binade_of(v, exponent, smallest)
         top = larger(top, binade)
         c = float_of(plus(binade, shift), v)
         x[i] = (v + c) - c
@@ -133,7 +101,7 @@ def _audit_tame(x: Any, save: Any, ints: Any, floats: Any) -> Any:
     for i in range(x.size):
         v = x[i]
         save[i] = v
-        binade = _binade(v, exponent, smallest)
+        binade = binade_of(v, exponent, smallest)
         top = larger(top, binade)
         c = float_of(plus(binade, shift), v)
         y = (v + c) - c
@@ -164,7 +132,7 @@ def _train_tame(x: Any, save: Any, ints: Any, floats: Any) -> Any:
     for i in range(x.size):
         v = x[i]
         save[i] = v
-        binade = _binade(v, exponent, smallest)
+        binade = binade_of(v, exponent, smallest)
         top = larger(top, binade)
         c = float_of(plus(binade, shift), v)
         y = (v + c) - c
@@ -181,7 +149,7 @@ def _signs_tame(x: Any, ints: Any, floats: Any) -> Any:
     signs = bits_of(-reach)
     for i in range(x.size):
         v = x[i]
-        binade = _binade(v, exponent, smallest)
+        binade = binade_of(v, exponent, smallest)
         c = float_of(plus(binade, shift), v)
         half = float_of(minus(binade, to_half), v)
         signs = both(signs, bits_of(_excess(v, (v + c) - c, half, reach, silent)))
@@ -199,8 +167,8 @@ def _flag_tame(x: Any, mask: Any, ints: Any, floats: Any) -> Any:
         top = larger(top, both(bits_of(v), exponent))
         a = abs(v)
         tau = a * rtol + absolute
-        straddles = _tame(v - tau, exponent, smallest, shift) != _tame(v + tau, exponent, smallest, shift)
-        spoken = (_tame(v, exponent, smallest, shift) != 0.0) | (a > tau * zero_rule)
+        straddles = tame(v - tau, exponent, smallest, shift) != tame(v + tau, exponent, smallest, shift)
+        spoken = (tame(v, exponent, smallest, shift) != 0.0) | (a > tau * zero_rule)
         mask[i] = straddles & spoken
     return top
 
@@ -213,7 +181,7 @@ def _change_tame(x: Any, ints: Any) -> Any:
     difference = exclusive(smallest, smallest)
     for i in range(x.size):
         v = x[i]
-        binade = _binade(v, exponent, smallest)
+        binade = binade_of(v, exponent, smallest)
         top = larger(top, binade)
         c = float_of(plus(binade, shift), v)
         difference = either(difference, exclusive(bits_of(v), bits_of((v + c) - c)))
@@ -223,7 +191,7 @@ def _change_tame(x: Any, ints: Any) -> Any:
 @compiled
 def _round_wild(x: Any, params: Any) -> None:
     for i in range(x.size):
-        y = _rnd(np.float64(x[i]), params) + 0.0
+        y = rnd(np.float64(x[i]), params) + 0.0
         x[i] = y if x[i] == x[i] else np.nan
 
 
@@ -232,7 +200,7 @@ def _audit_wild(x: Any, floats: Any, params: Any) -> None:
     rtol, absolute = floats[RTOL], floats[ABSOLUTE]
     for i in range(x.size):
         a = abs(x[i])
-        y = _rnd(np.float64(x[i]), params) + 0.0
+        y = rnd(np.float64(x[i]), params) + 0.0
         y = 0.0 if (a <= a * rtol + absolute) & (abs(y) < np.inf) else y
         x[i] = y if x[i] == x[i] else np.nan
 
@@ -245,8 +213,8 @@ def _flag_wild(x: Any, mask: Any, floats: Any, params: Any) -> None:
         v = x[i]
         a = abs(v)
         tau = a * rtol + absolute
-        straddles = _rnd(np.float64(v - tau), params) != _rnd(np.float64(v + tau), params)
-        silent_zero = (_rnd(np.float64(v), params) == 0.0) & (a <= tau * zero_rule) & (tau <= params[1])
+        straddles = rnd(np.float64(v - tau), params) != rnd(np.float64(v + tau), params)
+        silent_zero = (rnd(np.float64(v), params) == 0.0) & (a <= tau * zero_rule) & (tau <= params[1])
         mask[i] = straddles & (not silent_zero) & (a < np.inf)
 
 

@@ -7,13 +7,16 @@ constants below; ``plan`` fills them. ``params`` describes the grid in float64: 
 shift)`` with ``cap = 2**(emax+1)``, ``smallest_binade`` the bits of ``2**emin``, and ``shift = (53 - precision) <<
 52``.
 
-A compiled function that calls another one lives in the same file: numba's cache notices changes of a function's own
-file only. After a change of this one the caches (``__pycache__``) must go.
+Numba's cache notices changes of a function's own file only, but what a function calls is compiled into it. So the name
+of each has a digest of all ``_jit*`` files here, and they may call one another.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numba
@@ -33,6 +36,11 @@ EXPONENT, MAGNITUDE, SMALLEST, SHIFT, TO_HALF, LIMIT, DROPPED, OFFSET, NORMAL = 
 # smallest subnormal of the grid.
 RTOL, ABSOLUTE, ZERO_RULE, REACH, SILENT, TO_SUBNORMAL = range(6)
 
+SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("_jit*.py")))
+).hexdigest()[:16]
+"""Names compiled functions in numba's cache."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,10 +49,15 @@ def compiled(function: _Function, error_model: Literal["python", "numpy"] = "pyt
 
     Cached on disk where numba finds a writable place, else for this process only.
     """
+    function.__qualname__ += f"-{SOURCES}"
     try:
         return cast(_Function, numba.njit(function, nogil=True, cache=True, error_model=error_model))
     except RuntimeError:  # "no locator available": read-only installation and no cache directory
         return cast(_Function, numba.njit(function, nogil=True, error_model=error_model))
+
+
+compiled_ieee = functools.partial(compiled, error_model="numpy")
+"""``compiled`` with the division of IEEE 754."""
 
 
 def _typed_pointer(context: Any, address: Any) -> Any:

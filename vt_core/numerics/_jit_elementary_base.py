@@ -4,29 +4,21 @@ A *core* is such a function: additions, multiplications, divisions, comparisons,
 below, no branches. Called from Python it is a sequence of plain tensor operations on any device; called from a
 compiled loop it is inlined, and LLVM vectorises it. Both round each operation once, so both give the same bits. No
 division by a Python number: for tensors, some devices turn it into a multiplication.
-
-``kernel`` compiles the loop over a core. Its name in numba's cache has a digest of the source files of all cores, for
-numba itself notices changes of a function's own file only.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numba.extending import overload, register_jitable
 
-from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics.dispatch import correctly_rounded_sqrt
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_DIGEST = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("_jit_elementary*.py")))
-).hexdigest()[:16]
 
 
 def core(function: _Function) -> _Function:
@@ -107,5 +99,5 @@ def kernel(function: Callable[..., Any], inputs: int) -> Callable[..., None]:
             out[i] = function(x[i], y[i], *numbers)
 
     loop = (one, two)[inputs - 1]
-    loop.__qualname__ = f"{function.__name__}-{inputs}-{_DIGEST}"
-    return compiled(loop, error_model="numpy")
+    loop.__qualname__ = f"{function.__name__}-{inputs}"
+    return compiled_ieee(loop)

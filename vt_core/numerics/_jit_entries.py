@@ -26,50 +26,16 @@ from vt_core.numerics._jit_base import (
     both,
     compiled,
     exclusive,
-    float_of,
     larger,
     minus,
-    plus,
     pointer,
     shifted_right,
     truncated,
 )
+from vt_core.numerics._jit_rounding import rnd, tame
 
-_EXPONENT_BITS = 0x7FF0000000000000
 _FACTOR = np.uint64(0x9E3779B1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
-
-
-@compiled
-def _rnd(v: Any, params: Any) -> Any:
-    """Round float64 onto the grid, for all grids below float64; -0 stays.
-
-    Adding and subtracting ``c = 2**(E + 53 - precision)``, ``E`` the exponent of ``v`` (at least ``emin``),
-    makes the adder round to the grid's last place, ties to even.
-    """
-    cap, max_value, smallest_binade, shift = params
-    a = abs(v)
-    a = cap if a > cap else a
-    c = float_of(max(bits_of(a) & _EXPONENT_BITS, smallest_binade) + shift, a)
-    r = (a + c) - c
-    r = np.inf if r > max_value else r
-    return np.copysign(r, v)
-
-
-@compiled
-def _binade(v: Any, exponent: Any, smallest: Any) -> Any:
-    """Return the exponent bits of ``v``, or ``smallest`` if they are less."""
-    return larger(both(bits_of(v), exponent), smallest)
-
-
-@compiled
-def _tame(v: Any, exponent: Any, smallest: Any, shift: Any) -> Any:
-    """Round a tame value, or one within tau of it, as ``_rnd`` does.
-
-    ``c`` is half as large again, so that it serves both signs; a zero is +0.
-    """
-    c = float_of(plus(_binade(v, exponent, smallest), shift), v)
-    return (v + c) - c
 
 
 @compiled
@@ -87,7 +53,7 @@ def _index(y: Any, cap: Any, lattice: Any) -> Any:
 
 @compiled
 def _place(y: Any, ints: Any, to_subnormal: Any) -> Any:
-    """Do as ``_index`` for what ``_tame`` returns, in integers of the width of ``y``."""
+    """Do as ``_index`` for what ``tame`` returns, in integers of the width of ``y``."""
     a = abs(y)
     pattern = bits_of(a)
     normal = minus(shifted_right(pattern, ints[DROPPED]), ints[OFFSET])
@@ -105,9 +71,9 @@ def _describe_tame(values: Any, ints: Any, floats: Any, hair: Any, parity: Any, 
         top = larger(top, both(bits_of(v), exponent))
         tau = abs(v) * rtol + absolute
         wide = (tau + tau) * hair
-        y = _tame(v, exponent, smallest, shift)
-        low = _place(_tame(v - wide, exponent, smallest, shift), ints, to_subnormal)
-        high = _place(_tame(v + wide, exponent, smallest, shift), ints, to_subnormal)
+        y = tame(v, exponent, smallest, shift)
+        low = _place(tame(v - wide, exponent, smallest, shift), ints, to_subnormal)
+        high = _place(tame(v + wide, exponent, smallest, shift), ints, to_subnormal)
         full = high - low != 1
         is_full[j] = full
         parity[j] = _place(y, ints, to_subnormal) & 1 & ~np.int64(full)
@@ -124,9 +90,9 @@ def _describe_wild(
         v = values[j]
         tau = abs(v) * rtol + absolute
         wide = (tau + tau) * hair
-        y = _rnd(np.float64(v), params) + 0.0
-        low = _index(_rnd(np.float64(v - wide), params), params[0], lattice)
-        high = _index(_rnd(np.float64(v + wide), params), params[0], lattice)
+        y = rnd(np.float64(v), params) + 0.0
+        low = _index(rnd(np.float64(v - wide), params), params[0], lattice)
+        high = _index(rnd(np.float64(v + wide), params), params[0], lattice)
         full = high - low != 1
         is_full[j] = full
         parity[j] = _index(y, params[0], lattice) & 1 & ~np.int64(full)
@@ -176,11 +142,11 @@ def _own_tame(x: Any, parity: Any, is_full: Any, ints: Any, floats: Any, hair: A
         top = larger(top, both(bits_of(v), exponent))
         tau = abs(v) * rtol + absolute
         wide = (tau + tau) * hair
-        y = _tame(v, exponent, smallest, shift)
-        low = _place(_tame(v - tau, exponent, smallest, shift), ints, to_subnormal)
-        high = _place(_tame(v + tau, exponent, smallest, shift), ints, to_subnormal)
+        y = tame(v, exponent, smallest, shift)
+        low = _place(tame(v - tau, exponent, smallest, shift), ints, to_subnormal)
+        high = _place(tame(v + tau, exponent, smallest, shift), ints, to_subnormal)
         named = (high - low <= 1) & ((_place(y, ints, to_subnormal) & 1) == parity[j])
-        straddles = _tame(v - wide, exponent, smallest, shift) != _tame(v + wide, exponent, smallest, shift)
+        straddles = tame(v - wide, exponent, smallest, shift) != tame(v + wide, exponent, smallest, shift)
         wrong += 0 if straddles & (named | is_full[j]) else 1
         own[j] = y
     return top, wrong
@@ -194,11 +160,11 @@ def _own_wild(x: Any, parity: Any, is_full: Any, floats: Any, hair: Any, params:
         v = x[j]
         tau = abs(v) * rtol + absolute
         wide = (tau + tau) * hair
-        y = _rnd(np.float64(v), params) + 0.0
-        low = _index(_rnd(np.float64(v - tau), params), params[0], lattice)
-        high = _index(_rnd(np.float64(v + tau), params), params[0], lattice)
+        y = rnd(np.float64(v), params) + 0.0
+        low = _index(rnd(np.float64(v - tau), params), params[0], lattice)
+        high = _index(rnd(np.float64(v + tau), params), params[0], lattice)
         named = (high - low <= 1) & ((_index(y, params[0], lattice) & 1) == parity[j])
-        straddles = _rnd(np.float64(v - wide), params) != _rnd(np.float64(v + wide), params)
+        straddles = rnd(np.float64(v - wide), params) != rnd(np.float64(v + wide), params)
         wrong += 0 if straddles & (abs(v) < np.inf) & (named | is_full[j]) else 1
         own[j] = y
     return wrong

@@ -1,8 +1,7 @@
 """Compiled preparation of a convolution's operands (CPU): scales, padded images, panels of weights.
 
 Values are quantised on the way exactly as ``quantise`` does it. Functions take the range of the work that is a
-thread's. All compiled functions that call each other live in this one file: numba's cache notices changes of a
-function's own file only.
+thread's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compiled losses of labels (CPU): the value that each label chooses, and the gradient at its place.
 
 ``x`` is contiguous with the classes in the middle: the value of example ``i // inner``, class ``k`` and position
-``i % inner`` lies at ``((i // inner) * classes + k) * inner + i % inner``. One file of its own: numba's cache notices
-changes of a function's own file only. No fastmath.
+``i % inner`` lies at ``((i // inner) * classes + k) * inner + i % inner``. No fastmath.
 """
 
 from __future__ import annotations

@@ -2,72 +2,54 @@
 
 Floats in ascending order are integers in ascending order once the magnitude bits of negative ones are inverted: such
 a *key* keeps the smallest and the largest value of a group, from which the largest of all later terms follows, for
-each step of the form is monotonic. So every sum takes one pass, by the integers of ``_jit_sums``.
+each step of the form is monotonic. So every sum takes one pass, by the integers of ``_jit_units``.
 
-A group with a NaN, an infinity or a term of 2**480 and more is not ``fine`` and left to the plain form. One file of its
-own: numba's cache notices changes of a function's own file only. No fastmath: nothing is contracted to an FMA.
+A group with a NaN, an infinity or a term of 2**480 and more is not ``fine`` and left to the plain form.
+No fastmath: nothing is contracted to an FMA.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_base import compiled_ieee
+from vt_core.numerics._jit_units import LIMIT_BITS, MAGNITUDE, add_units_each, shift_for, unit_of, units_in
 
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
 _LOWEST_KEY = np.int64(-0x8000000000000000)
-_LOWEST = np.int64(1022 - 400)
-_HIGHEST = np.int64(1022 + 480)
-_LIMIT_BITS = np.int64((1023 + 480) << 52)
-_HALF = np.int64(1 << 51)
 PADDING = 8
 """Values between groups that are copied together: a power of two apart, they would share a few places of the cache."""
-_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
 
 
-@_compiled
+@compiled_ieee
 def _key(bits: Any) -> Any:
     """Return the key of a pattern, and the pattern of a key."""
-    return bits ^ ((bits >> 63) & _MAGNITUDE)
+    return bits ^ ((bits >> 63) & MAGNITUDE)
 
 
-@_compiled
+@compiled_ieee
 def _value(key: Any) -> Any:
     return np.int64(_key(key)).view(np.float64)
 
 
-@_compiled
+@compiled_ieee
 def _largest(top: Any, bottom: Any) -> Any:
     """Return the bits of the largest magnitude between two keys; NaN is larger than infinity."""
     return max(top, -1 - bottom)
 
 
-@_compiled
+@compiled_ieee
 def _largest_square(top: Any, bottom: Any, mean: Any) -> Any:
     """Return the bits of the largest (x - mean)**2 between two keys."""
     reach = max(abs(_value(top) - mean), abs(_value(bottom) - mean))
     return np.float64(reach * reach).view(np.int64)
 
 
-@_compiled
-def _shift(largest: Any, bits: Any) -> Any:
-    """Return 1.5 * 2**52 units; as ``_jit_quantise``."""
-    field = min(max(largest >> 52, _LOWEST), _HIGHEST)
-    return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
-
-
-@_compiled
-def _unit(shift: Any) -> Any:
-    return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
-
-
-@_compiled
+@compiled_ieee
 def _keys_in(pattern: Any) -> Any:
     """Return the keys of the largest and the smallest value."""
-    top, bottom = _LOWEST_KEY, _MAGNITUDE
+    top, bottom = _LOWEST_KEY, MAGNITUDE
     for i in range(pattern.size):
         key = _key(pattern[i])
         top = max(top, key)
@@ -75,22 +57,13 @@ def _keys_in(pattern: Any) -> Any:
     return top, bottom
 
 
-@_compiled
+@compiled_ieee
 def _copy(x: Any, into: Any) -> None:
     for i in range(x.size):
         into[i] = x[i]
 
 
-@_compiled
-def _units_in(x: Any, shift: Any) -> Any:
-    origin = np.float64(shift).view(np.int64)
-    total = np.int64(0)
-    for i in range(x.size):
-        total += np.float64(x[i] + shift).view(np.int64) - origin
-    return total
-
-
-@_compiled
+@compiled_ieee
 def _square_units_in(x: Any, mean: Any, shift: Any) -> Any:
     origin = np.float64(shift).view(np.int64)
     total = np.int64(0)
@@ -100,47 +73,47 @@ def _square_units_in(x: Any, mean: Any, shift: Any) -> Any:
     return total
 
 
-@_compiled
+@compiled_ieee
 def _statistics(x: Any, top: Any, bottom: Any, bits: Any, centred: Any) -> Any:
     """Return mean, sum of squares and whether all is fine, for one group whose values lie between two keys."""
     mean = 0.0
     largest = _largest(top, bottom)
-    if largest >= _LIMIT_BITS:
+    if largest >= LIMIT_BITS:
         return mean, mean, False
     if centred:
-        shift = _shift(largest, bits)
-        mean = (_units_in(x, shift) * _unit(shift)) / np.float64(x.size)
+        shift = shift_for(largest, bits)
+        mean = (units_in(x, shift) * unit_of(shift)) / np.float64(x.size)
     largest = _largest_square(top, bottom, mean)
-    if largest >= _LIMIT_BITS:
+    if largest >= LIMIT_BITS:
         return mean, mean, False
-    shift = _shift(largest, bits)
-    return mean, _square_units_in(x, mean, shift) * _unit(shift), True
+    shift = shift_for(largest, bits)
+    return mean, _square_units_in(x, mean, shift) * unit_of(shift), True
 
 
-@_compiled
+@compiled_ieee
 def _inverse(squares: Any, terms: Any, eps: Any) -> Any:
     return 1.0 / np.sqrt(squares / np.float64(terms) + eps)
 
 
-@_compiled
+@compiled_ieee
 def _apply(x: Any, y: Any, mean: Any, invstd: Any, weight: Any, bias: Any) -> None:
     for i in range(x.size):
         y[i] = ((x[i] - mean) * invstd) * weight + bias
 
 
-@_compiled
+@compiled_ieee
 def _apply_each(x: Any, y: Any, mean: Any, invstd: Any, weight: Any, bias: Any) -> None:
     for i in range(x.size):
         y[i] = ((x[i] - mean) * invstd) * weight[i] + bias[i]
 
 
-@_compiled
+@compiled_ieee
 def _apply_columns(x: Any, y: Any, mean: Any, invstd: Any, weight: Any, bias: Any) -> None:
     for i in range(x.size):
         y[i] = ((x[i] - mean[i]) * invstd[i]) * weight[i] + bias[i]
 
 
-@_compiled
+@compiled_ieee
 def rows(
     x: Any, y: Any, weight: Any, bias: Any, eps: Any, bits: Any, centred: Any, mean: Any, invstd: Any, fine: Any,
     begin: Any, end: Any,
@@ -157,7 +130,7 @@ def rows(
         _apply_each(row, to, mean[j], invstd[j], weight, bias)
 
 
-@_compiled
+@compiled_ieee
 def runs(
     x: Any, y: Any, weight: Any, bias: Any, sizes: Any, weights: Any, tile: Any, eps: Any, bits: Any, mean: Any,
     squares: Any, invstd: Any, fine: Any, buffer: Any, begin: Any, end: Any,
@@ -191,7 +164,7 @@ def runs(
                 _apply(buffer[to : to + length], y[at : at + length], mean[j], invstd[j], weight[k], bias[k])
 
 
-@_compiled
+@compiled_ieee
 def runs_apply(
     x: Any, y: Any, weight: Any, bias: Any, sizes: Any, mean: Any, invstd: Any, begin: Any, end: Any
 ) -> None:  # fmt: skip
@@ -203,7 +176,7 @@ def runs_apply(
             _apply(x[at : at + length], y[at : at + length], mean[j], invstd[j], weight[j], bias[j])
 
 
-@_compiled
+@compiled_ieee
 def _wider(pattern: Any, top: Any, bottom: Any, new_top: Any, new_bottom: Any) -> None:
     """Put the larger and the smaller keys elsewhere: in place it would be a masked store, slow on some processors."""
     for i in range(pattern.size):
@@ -212,24 +185,18 @@ def _wider(pattern: Any, top: Any, bottom: Any, new_top: Any, new_bottom: Any) -
         new_bottom[i] = min(bottom[i], key)
 
 
-@_compiled
-def _add_units(x: Any, shifts: Any, origins: Any, into: Any) -> None:
-    for i in range(x.size):
-        into[i] += np.float64(x[i] + shifts[i]).view(np.int64) - origins[i]
-
-
-@_compiled
+@compiled_ieee
 def _add_square_units(x: Any, mean: Any, shifts: Any, origins: Any, into: Any) -> None:
     for i in range(x.size):
         d = x[i] - mean[i]
         into[i] += np.float64(d * d + shifts[i]).view(np.int64) - origins[i]
 
 
-@_compiled
+@compiled_ieee
 def column_keys(x: Any, top: Any, bottom: Any, begin: Any, end: Any) -> None:
     """Put the keys of the largest and the smallest value of each column in rows ``begin`` to ``end``."""
     width = top.size
-    top[:], bottom[:] = _LOWEST_KEY, _MAGNITUDE
+    top[:], bottom[:] = _LOWEST_KEY, MAGNITUDE
     other_top, other_bottom = np.empty_like(top), np.empty_like(top)
     for r in range(begin, end, 2):
         s = min(r + 1, end - 1)
@@ -237,16 +204,16 @@ def column_keys(x: Any, top: Any, bottom: Any, begin: Any, end: Any) -> None:
         _wider(x[s * width : (s + 1) * width].view(np.int64), other_top, other_bottom, top, bottom)
 
 
-@_compiled
+@compiled_ieee
 def column_units(x: Any, shifts: Any, into: Any, begin: Any, end: Any) -> None:
     """Put each column's sum over rows ``begin`` to ``end`` in units."""
     width = into.size
     into[:] = 0
     for r in range(begin, end):
-        _add_units(x[r * width : (r + 1) * width], shifts, shifts.view(np.int64), into)
+        add_units_each(x[r * width : (r + 1) * width], shifts, shifts.view(np.int64), into)
 
 
-@_compiled
+@compiled_ieee
 def column_square_units(x: Any, mean: Any, shifts: Any, into: Any, begin: Any, end: Any) -> None:
     """Put each column's sum of (x - mean)**2 over rows ``begin`` to ``end`` in units."""
     width = into.size
@@ -255,40 +222,40 @@ def column_square_units(x: Any, mean: Any, shifts: Any, into: Any, begin: Any, e
         _add_square_units(x[r * width : (r + 1) * width], mean, shifts, shifts.view(np.int64), into)
 
 
-@_compiled
+@compiled_ieee
 def column_shifts(top: Any, bottom: Any, bits: Any, shifts: Any) -> Any:
     """Put the shifts of the columns' sums; return whether all are fine."""
     fine = True
     for j in range(top.size):
         largest = _largest(top[j], bottom[j])
-        fine &= largest < _LIMIT_BITS
-        shifts[j] = _shift(largest, bits)
+        fine &= largest < LIMIT_BITS
+        shifts[j] = shift_for(largest, bits)
     return fine
 
 
-@_compiled
+@compiled_ieee
 def column_means(
     units: Any, top: Any, bottom: Any, terms: Any, bits: Any, mean: Any, shifts: Any
 ) -> Any:  # fmt: skip
     """Put the means, and in ``shifts`` those of the sums of squares; return whether all are fine."""
     fine = True
     for j in range(units.size):
-        mean[j] = (units[j] * _unit(shifts[j])) / np.float64(terms)
+        mean[j] = (units[j] * unit_of(shifts[j])) / np.float64(terms)
         largest = _largest_square(top[j], bottom[j], mean[j])
-        fine &= largest < _LIMIT_BITS
-        shifts[j] = _shift(largest, bits)
+        fine &= largest < LIMIT_BITS
+        shifts[j] = shift_for(largest, bits)
     return fine
 
 
-@_compiled
+@compiled_ieee
 def column_inverses(units: Any, shifts: Any, terms: Any, eps: Any, squares: Any, invstd: Any) -> None:
     """Put the sums of squares and the inverse standard deviations."""
     for j in range(units.size):
-        squares[j] = units[j] * _unit(shifts[j])
+        squares[j] = units[j] * unit_of(shifts[j])
         invstd[j] = _inverse(squares[j], terms, eps)
 
 
-@_compiled
+@compiled_ieee
 def column_apply(
     x: Any, y: Any, mean: Any, invstd: Any, weight: Any, bias: Any, begin: Any, end: Any
 ) -> None:  # fmt: skip

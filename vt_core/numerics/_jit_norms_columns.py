@@ -1,51 +1,19 @@
 """Compiled sums over the rows of a matrix, for the backward pass of the exact normalisations (CPU); see ``norms``.
 
-Each thread has its part of the rows; what it finds of a column is combined without a rounding. One file of its own:
-numba's cache notices changes of a function's own file only. No fastmath.
+Each thread has its part of the rows; what it finds of a column is combined without a rounding. No fastmath.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit_base import compiled
-
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
-_LOWEST = np.int64(1022 - 400)
-_HIGHEST = np.int64(1022 + 480)
-_LIMIT_BITS = np.int64((1023 + 480) << 52)
-_HALF = np.int64(1 << 51)
-_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
+from vt_core.numerics._jit_base import compiled_ieee
+from vt_core.numerics._jit_units import LIMIT_BITS, magnitude, raise_to, shift_for, unit_of
 
 
-@_compiled
-def _shift(largest: Any, bits: Any) -> Any:
-    """Return 1.5 * 2**52 units; as ``_jit_quantise``."""
-    field = min(max(largest >> 52, _LOWEST), _HIGHEST)
-    return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
-
-
-@_compiled
-def _unit(shift: Any) -> Any:
-    return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
-
-
-@_compiled
-def _magnitude(value: Any) -> Any:
-    return np.float64(value).view(np.int64) & _MAGNITUDE
-
-
-@_compiled
-def _raise_to(x: Any, most: Any, new: Any) -> None:
-    """Put the larger bits elsewhere: in place it would be a masked store, slow on some processors."""
-    for i in range(x.size):
-        new[i] = max(most[i], _magnitude(x[i]))
-
-
-@_compiled
+@compiled_ieee
 def _add_by_row(
     x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any,
     into: Any, products: Any,
@@ -56,7 +24,7 @@ def _add_by_row(
         products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
 
 
-@_compiled
+@compiled_ieee
 def row_units(
     x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, product_shifts: Any, into: Any, products: Any, begin: Any,
     end: Any,
@@ -73,13 +41,13 @@ def row_units(
         )  # fmt: skip
 
 
-@_compiled
+@compiled_ieee
 def _raise_to_centred_products(x: Any, dy: Any, mean: Any, most: Any, new: Any) -> None:
     for i in range(x.size):
-        new[i] = max(most[i], _magnitude((x[i] - mean[i]) * dy[i]))
+        new[i] = max(most[i], magnitude((x[i] - mean[i]) * dy[i]))
 
 
-@_compiled
+@compiled_ieee
 def column_largest(x: Any, dy: Any, mean: Any, most: Any, most_product: Any, begin: Any, end: Any) -> None:
     """Put the largest bits of dy and of (x - mean) * dy, columns being the groups."""
     width = most.size
@@ -87,13 +55,13 @@ def column_largest(x: Any, dy: Any, mean: Any, most: Any, most_product: Any, beg
     now, now_product, then, then_product = most, most_product, np.empty_like(most), np.empty_like(most)
     for r in range(begin, end):
         row, grad = x[r * width : (r + 1) * width], dy[r * width : (r + 1) * width]
-        _raise_to(grad, now, then)
+        raise_to(grad, now, then)
         _raise_to_centred_products(row, grad, mean, now_product, then_product)
         now, now_product, then, then_product = then, then_product, now, now_product
     most[:], most_product[:] = now, now_product
 
 
-@_compiled
+@compiled_ieee
 def _add_by_column(
     x: Any, dy: Any, mean: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any, into: Any,
     products: Any,
@@ -104,7 +72,7 @@ def _add_by_column(
         products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
 
 
-@_compiled
+@compiled_ieee
 def column_units(
     x: Any, dy: Any, mean: Any, shifts: Any, product_shifts: Any, into: Any, products: Any, begin: Any, end: Any
 ) -> None:  # fmt: skip
@@ -120,36 +88,36 @@ def column_units(
         )  # fmt: skip
 
 
-@_compiled
+@compiled_ieee
 def column_shifts(most: Any, bits: Any, shifts: Any) -> Any:
     """Put the shifts of sums whose terms have these largest bits; return whether all are fine."""
     fine = True
     for j in range(most.size):
-        fine &= most[j] < _LIMIT_BITS
-        shifts[j] = _shift(most[j], bits)
+        fine &= most[j] < LIMIT_BITS
+        shifts[j] = shift_for(most[j], bits)
     return fine
 
 
-@_compiled
+@compiled_ieee
 def column_totals(units: Any, shifts: Any, total: Any) -> None:
     """Put the sums."""
     for j in range(units.size):
-        total[j] = units[j] * _unit(shifts[j])
+        total[j] = units[j] * unit_of(shifts[j])
 
 
-@_compiled
+@compiled_ieee
 def _gradient_by_column(x: Any, dy: Any, dx: Any, mean: Any, shared: Any, slope: Any, scale: Any) -> None:
     for i in range(x.size):
         dx[i] = ((dy[i] - shared[i]) - (x[i] - mean[i]) * slope[i]) * scale[i]
 
 
-@_compiled
+@compiled_ieee
 def _scale_by_column(dy: Any, dx: Any, scale: Any) -> None:
     for i in range(dy.size):
         dx[i] = dy[i] * scale[i]
 
 
-@_compiled
+@compiled_ieee
 def column_gradient(
     x: Any, dy: Any, dx: Any, mean: Any, shared: Any, slope: Any, scale: Any, training: Any, begin: Any, end: Any
 ) -> None:  # fmt: skip

@@ -1,8 +1,8 @@
 """Optimizer updates in one pass over memory (CPU): the sequence of ``engine.updates``, element by element.
 
 Each line is one IEEE operation of the compute dtype and ``_rnd`` stands where the sequence rounds onto the grid, so
-the bits are those of the operations run one by one. One file of its own: numba's cache notices changes of a function's
-own file only. No fastmath, so LLVM may not contract ``a * b + c`` into one rounding.
+the bits are those of the operations run one by one. No fastmath, so LLVM may not contract ``a * b + c`` into one
+rounding.
 
 ``params`` describes the grid as in ``_jit``; it is None for float32, whose rounding is the processor's conversion.
 A branch on an argument that is None is gone after compilation, so one source gives a loop without branches for each
@@ -12,17 +12,16 @@ then does LLVM know that no index is negative, and vectorises.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_base import compiled_ieee
+from vt_core.numerics._jit_rounding import rnd
 from vt_core.numerics.threads import share, worker_count
 
-_EXPONENT_BITS = 0x7FF0000000000000
 _FACTOR = np.uint64(0x9E3779B1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _LOW_64 = 0xFFFFFFFFFFFFFFFF
@@ -32,37 +31,27 @@ _SMALL = 1 << 15
 GridParams = tuple[float, float, int, int] | None
 
 
-_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
-
-
-@_compiled
+@compiled_ieee
 def _rnd(x: Any, params: Any) -> Any:
     """Round onto the grid as float64: +0 for -0, any NaN for NaN."""
     if params is None:
         return np.float64(np.float32(x)) + 0.0
-    cap, max_value, smallest_binade, shift = params
     v = np.float64(x)
-    a = abs(v)
-    a = cap if a > cap else a
-    bits: Any = np.float64(a).view(np.int64)
-    c = np.int64(max(bits & _EXPONENT_BITS, smallest_binade) + shift).view(np.float64)
-    r = (a + c) - c
-    r = np.inf if r > max_value else r
-    return (np.copysign(r, v) if v == v else v) + 0.0
+    return (rnd(v, params) if v == v else v) + 0.0
 
 
-@_compiled
+@compiled_ieee
 def _stored(y: Any) -> Any:
     """Return a grid value with the canonical NaN."""
     return y if y == y else np.nan
 
 
-@_compiled
+@compiled_ieee
 def _bits(y: Any) -> Any:
     return np.uint64(np.float32(y).view(np.uint32))
 
 
-@_compiled
+@compiled_ieee
 def _adam_block(
     p: Any, g: Any, m: Any, v: Any, top: Any, first: Any, sign: Any, shrink: Any, decay: Any, near: Any, weight1: Any,
     beta2: Any, weight2: Any, bias2: Any, eps: Any, value: Any, params: Any,
@@ -97,7 +86,7 @@ def _adam_block(
     return sum_p, sum_m, sum_v, sum_top
 
 
-@_compiled
+@compiled_ieee
 def _sgd_block(
     p: Any, g: Any, b: Any, first: Any, sign: Any, decay: Any, momentum: Any, weight: Any, nesterov: Any, step: Any,
     params: Any,
@@ -133,7 +122,7 @@ def _sgd_block(
     return sum_p, sum_b
 
 
-@_compiled
+@compiled_ieee
 def _adam(
     p: Any, g: Any, m: Any, v: Any, top: Any, start: Any, stop: Any, sign: Any, shrink: Any, decay: Any, near: Any,
     weight1: Any, beta2: Any, weight2: Any, bias2: Any, eps: Any, value: Any, params: Any,
@@ -145,7 +134,7 @@ def _adam(
     )  # fmt: skip
 
 
-@_compiled
+@compiled_ieee
 def _sgd(
     p: Any, g: Any, b: Any, start: Any, stop: Any, sign: Any, decay: Any, momentum: Any, weight: Any, nesterov: Any,
     step: Any, params: Any,

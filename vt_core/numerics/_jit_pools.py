@@ -1,19 +1,15 @@
-"""Compiled weighted windows and plane-wise scatters (CPU); see ``pools``. One file of its own: numba's cache
-notices changes of its own file only.
+"""Compiled weighted windows and plane-wise scatters (CPU); see ``pools``.
 
 Every output is ``((0 + w[0] x[0]) + w[1] x[1]) + ...``: each multiplication and addition rounded, in this order.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit_base import compiled
-
-_compiled = functools.partial(compiled, error_model="numpy")  # IEEE division
+from vt_core.numerics._jit_base import compiled, compiled_ieee
 
 CHANNELS = 64
 """Channels side by side that one item of ``scatter_channels`` handles."""
@@ -75,13 +71,13 @@ def _along(line: Any, starts: Any, counts: Any, weights: Any, into: Any) -> None
         into[o] = total
 
 
-@_compiled
+@compiled_ieee
 def _divide_by(row: Any, factor: Any, divisors: Any) -> None:
     for i in range(row.size):
         row[i] = row[i] / (factor * divisors[i])
 
 
-@_compiled
+@compiled_ieee
 def _next_divided(x: Any, factor: Any, divisors: Any, into: Any) -> None:
     for i in range(into.size):
         into[i] += x[i] / (factor * divisors[i])

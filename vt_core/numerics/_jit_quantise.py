@@ -2,8 +2,7 @@
 
 The scale of a group needs the exponent of its largest magnitude alone, so the first pass is an integer maximum. The
 second, ``(v + shift) - shift``, follows while the group is in the cache. Groups with a NaN, an infinity or a magnitude
-of 2**480 and more take the slow path. One file of its own: numba's cache notices changes of a function's own file
-only. No fastmath.
+of 2**480 and more take the slow path. No fastmath.
 """
 
 from __future__ import annotations
@@ -14,14 +13,9 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_units import EXPONENT, LIMIT, LIMIT_BITS, MAGNITUDE, each_largest, largest_in, shift_for
 from vt_core.numerics.threads import share, worker_count
 
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
-_EXPONENT = np.int64(0x7FF0000000000000)
-_LOWEST = np.int64(1022 - 400)
-_HIGHEST = np.int64(1022 + 480)
-_LIMIT = 2.0**480
-_LIMIT_BITS = np.int64((1023 + 480) << 52)
 PART = 1 << 16
 """Fewest values that another thread is asked to handle."""
 TILE = 2048
@@ -32,28 +26,12 @@ Steps = tuple[int, int, int]
 
 
 @compiled
-def _shift(largest: Any, bits: Any) -> Any:
-    """Return 1.5 * 2**52 units for a group whose largest finite magnitude has the bits ``largest``."""
-    field = min(max(largest >> 52, _LOWEST), _HIGHEST)
-    return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
-
-
-@compiled
 def _far(v: Any, shift: Any) -> Any:
     """Round one value of any kind."""
     r = (v + shift) - shift
     far = np.copysign(np.inf, v)
-    r = far if abs(v) >= _LIMIT else r
+    r = far if abs(v) >= LIMIT else r
     return r if v == v else v
-
-
-@compiled
-def _largest_in(pattern: Any) -> Any:
-    """Return the largest magnitude's bits; NaN and infinities count, and are larger than all others."""
-    largest = np.int64(0)
-    for i in range(pattern.size):
-        largest = max(largest, pattern[i] & _MAGNITUDE)
-    return largest
 
 
 @compiled
@@ -61,24 +39,17 @@ def _largest_finite(pattern: Any) -> Any:
     """Return the largest finite magnitude's bits."""
     largest = np.int64(0)
     for i in range(pattern.size):
-        magnitude = pattern[i] & _MAGNITUDE
-        largest = max(largest, magnitude if magnitude < _EXPONENT else np.int64(0))
+        magnitude = pattern[i] & MAGNITUDE
+        largest = max(largest, magnitude if magnitude < EXPONENT else np.int64(0))
     return largest
-
-
-@compiled
-def _each_largest(pattern: Any, into: Any) -> None:
-    """Raise ``into`` to the bits of the magnitudes, NaN and infinities included."""
-    for i in range(pattern.size):
-        into[i] = max(into[i], pattern[i] & _MAGNITUDE)
 
 
 @compiled
 def _each_largest_of_four(p: Any, q: Any, r: Any, s: Any, into: Any) -> None:
     """Do the same for four rows at once."""
     for i in range(p.size):
-        one = max(p[i] & _MAGNITUDE, q[i] & _MAGNITUDE)
-        two = max(r[i] & _MAGNITUDE, s[i] & _MAGNITUDE)
+        one = max(p[i] & MAGNITUDE, q[i] & MAGNITUDE)
+        two = max(r[i] & MAGNITUDE, s[i] & MAGNITUDE)
         into[i] = max(into[i], max(one, two))
 
 
@@ -86,8 +57,8 @@ def _each_largest_of_four(p: Any, q: Any, r: Any, s: Any, into: Any) -> None:
 def _each_largest_finite(pattern: Any, into: Any) -> None:
     """Raise ``into`` to the bits of the finite magnitudes."""
     for i in range(pattern.size):
-        magnitude = pattern[i] & _MAGNITUDE
-        into[i] = max(into[i], magnitude if magnitude < _EXPONENT else np.int64(0))
+        magnitude = pattern[i] & MAGNITUDE
+        into[i] = max(into[i], magnitude if magnitude < EXPONENT else np.int64(0))
 
 
 @compiled
@@ -128,8 +99,8 @@ def _run_largest(pattern: Any, start: Any, a: Any, c: Any, step: Any) -> Any:
     largest = np.int64(0)
     for i in range(a):
         at = start + i * step
-        largest = max(largest, _largest_in(pattern[at : at + c]))
-    if largest < _LIMIT_BITS:
+        largest = max(largest, largest_in(pattern[at : at + c]))
+    if largest < LIMIT_BITS:
         return largest, False
     largest = np.int64(0)
     for i in range(a):
@@ -154,8 +125,8 @@ def _columns_largest(pattern: Any, start: Any, a: Any, c: Any, steps: Any, into:
             )
         for k in range(whole, c):
             p = at + k * step
-            _each_largest(pattern[p : p + width], into)
-    if _largest_in(into) < _LIMIT_BITS:
+            each_largest(pattern[p : p + width], into)
+    if largest_in(into) < LIMIT_BITS:
         return False
     into[:] = 0
     for i in range(a):
@@ -176,7 +147,7 @@ def _along(
         start, to_start = j * steps[1], j * to_steps[1]
         if stages & SCALE:
             largest, far[j] = _run_largest(pattern, start, a, c, steps[0])
-            shifts[j] = _shift(largest, bits)
+            shifts[j] = shift_for(largest, bits)
         if stages & ROUND:
             for i in range(a):
                 at, to = start + i * steps[0], to_start + i * to_steps[0]
@@ -222,7 +193,7 @@ def _across(
         any_far = _columns_largest(pattern, start, a, c, steps, largest[:width])
         far[group : group + width] = any_far
         for i in range(width):
-            mine[i] = _shift(largest[i], bits)
+            mine[i] = shift_for(largest[i], bits)
         if stages & ROUND:
             for i in range(a):
                 at, to = start + i * steps[0], to_start + i * to_steps[0]

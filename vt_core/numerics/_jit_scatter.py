@@ -1,5 +1,4 @@
-"""Compiled exact sums of scattered rows (CPU); see ``scatter``. One file of its own: numba's cache notices changes of
-its own file only.
+"""Compiled exact sums of scattered rows (CPU); see ``scatter``.
 
 As in ``_jit_sums`` the terms are counted in units as integers, whose sum no order changes.
 """
@@ -11,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_units import (
+    EXPONENT,
+    LIMIT,
+    LIMIT_BITS,
+    add_units_each,
+    each_largest,
+    shift_for,
+    unit_of,
+)
+from vt_core.numerics._jit_units import magnitude as bits_of_magnitude
 
 TILE = 512
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
-_EXPONENT = np.int64(0x7FF0000000000000)
-_LOWEST = np.int64(1022 - 400)
-_HIGHEST = np.int64(1022 + 480)
-_LIMIT = 2.0**480
-_LIMIT_BITS = np.int64((1023 + 480) << 52)
-_HALF = np.int64(1 << 51)
 
 
 @compiled
@@ -67,21 +69,9 @@ def _bits(terms: Any) -> Any:
 
 
 @compiled
-def _shift(largest: Any, bits: Any) -> Any:
-    """Return 1.5 * 2**52 units for terms whose largest finite magnitude has the bits ``largest``."""
-    field = min(max(largest >> 52, _LOWEST), _HIGHEST)
-    return np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
-
-
-@compiled
-def _unit(shift: Any) -> Any:
-    return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
-
-
-@compiled
 def _far(v: Any, shift: Any) -> Any:
     """Round one value of any kind."""
-    r = (v + shift) - shift if abs(v) < _LIMIT else np.copysign(np.inf, v)
+    r = (v + shift) - shift if abs(v) < LIMIT else np.copysign(np.inf, v)
     return r if v == v else v
 
 
@@ -90,51 +80,38 @@ def _far_sum(x: Any, width: Any, column: Any, order: Any, bits: Any) -> Any:
     """Return the sum of terms with a NaN, an infinity or a magnitude of 2**480 and more, which counts as infinite."""
     largest = np.int64(0)
     for k in range(order.size):
-        magnitude = np.float64(x[order[k] * width + column]).view(np.int64) & _MAGNITUDE
-        largest = max(largest, magnitude if magnitude < _EXPONENT else np.int64(0))
-    shift, total = _shift(largest, bits), 0.0
+        magnitude = bits_of_magnitude(x[order[k] * width + column])
+        largest = max(largest, magnitude if magnitude < EXPONENT else np.int64(0))
+    shift, total = shift_for(largest, bits), 0.0
     for k in range(order.size):
         total += _far(x[order[k] * width + column], shift)
     return total
 
 
 @compiled
-def _raise_to(pattern: Any, into: Any) -> None:
-    for i in range(into.size):
-        into[i] = max(into[i], pattern[i] & _MAGNITUDE)
-
-
-@compiled
 def _set_shifts(largest: Any, bits: Any, shifts: Any) -> None:
     for i in range(shifts.size):
-        shifts[i] = _shift(largest[i], bits)
-
-
-@compiled
-def _count_units(x: Any, shifts: Any, origins: Any, into: Any) -> None:
-    """Add a row; ``origins`` are the bits of ``shifts``."""
-    for i in range(into.size):
-        into[i] += np.float64(x[i] + shifts[i]).view(np.int64) - origins[i]
+        shifts[i] = shift_for(largest[i], bits)
 
 
 @compiled
 def _add_units(units: Any, shifts: Any, into: Any) -> None:
     for i in range(into.size):
-        into[i] += units[i] * _unit(shifts[i])
+        into[i] += units[i] * unit_of(shifts[i])
 
 
 @compiled
 def _add_one(x: Any, largest: Any, into: Any) -> None:
     """Add a row of terms that meet no others."""
     for i in range(into.size):
-        shift = _shift(largest[i], 51)
+        shift = shift_for(largest[i], 51)
         into[i] += (x[i] + shift) - shift
 
 
 @compiled
 def _to_values(units: Any, shifts: Any, out: Any) -> None:
     for i in range(out.size):
-        out[i] = units[i] * _unit(shifts[i])
+        out[i] = units[i] * unit_of(shifts[i])
 
 
 @compiled
@@ -152,8 +129,8 @@ def add_rows(x: Any, width: Any, rows: Any, offsets: Any, order: Any, out: Any, 
         big[:] = 0
         for k in range(mine.size):
             at = mine[k] * width + first
-            _raise_to(pattern[at : at + size], big)
-        if big.max() >= _LIMIT_BITS:
+            each_largest(pattern[at : at + size], big)
+        if big.max() >= LIMIT_BITS:
             for i in range(size):
                 into[i] += _far_sum(x, width, first + i, mine, bits)
             continue
@@ -165,7 +142,7 @@ def add_rows(x: Any, width: Any, rows: Any, offsets: Any, order: Any, out: Any, 
         units[:] = 0
         for k in range(mine.size):
             at = mine[k] * width + first
-            _count_units(x[at : at + size], scale, scale.view(np.int64), units)
+            add_units_each(x[at : at + size], scale, scale.view(np.int64), units)
         _add_units(units, scale, into)
 
 
@@ -179,7 +156,7 @@ def _largest_of_line(x: Any, index: Any, size: Any, largest: Any, counts: Any) -
             r = index[i, c]
             if r < 0 or r >= size:
                 return np.int64(-1)
-            at, magnitude = r * tile + c, np.float64(x[i, c]).view(np.int64) & _MAGNITUDE
+            at, magnitude = r * tile + c, bits_of_magnitude(x[i, c])
             largest[at] = max(largest[at], magnitude)
             counts[at] += 1
             most = max(most, magnitude)
@@ -190,7 +167,7 @@ def _largest_of_line(x: Any, index: Any, size: Any, largest: Any, counts: Any) -
 def _shifts_of_line(largest: Any, counts: Any, shifts: Any) -> None:
     for i in range(shifts.size):
         length = (np.float64(counts[i] - 1).view(np.int64) >> 52) - 1022  # the bit length of a positive number
-        shifts[i] = _shift(largest[i], 51 - (length if counts[i] > 1 else 0))
+        shifts[i] = shift_for(largest[i], 51 - (length if counts[i] > 1 else 0))
 
 
 @compiled
@@ -209,8 +186,8 @@ def _far_line(x: Any, index: Any, largest: Any, counts: Any, shifts: Any, sums: 
     largest[:] = 0
     for i in range(x.shape[0]):
         for c in range(tile):
-            at, magnitude = index[i, c] * tile + c, np.float64(x[i, c]).view(np.int64) & _MAGNITUDE
-            largest[at] = max(largest[at], magnitude if magnitude < _EXPONENT else np.int64(0))
+            at, magnitude = index[i, c] * tile + c, bits_of_magnitude(x[i, c])
+            largest[at] = max(largest[at], magnitude if magnitude < EXPONENT else np.int64(0))
     _shifts_of_line(largest, counts, shifts)
     sums[:] = 0.0
     for i in range(x.shape[0]):
@@ -249,7 +226,7 @@ def add_lines(x: Any, index: Any, out: Any, tile: Any, begin: Any, end: Any) -> 
         if most < 0:
             return False
         sums = totals.view(np.float64)
-        if most >= _LIMIT_BITS:
+        if most >= LIMIT_BITS:
             _far_line(mine, where, largest, counts, shifts, sums)
         else:
             _shifts_of_line(largest, counts, shifts)

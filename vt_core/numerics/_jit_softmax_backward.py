@@ -2,90 +2,48 @@
 
 A row stays in the cache for its three passes: the largest magnitude, the sum, the result. Maxima are maxima of
 integers and sums are sums of integers, which LLVM vectorises: their order is nobody's choice. Loops run over slices;
-columns are copied into rows, a few at a time.
-One file of its own, and names with the digest of the files of ``exp`` and ``log``: numba's cache notices changes of a
-function's own file and name only. No fastmath.
+columns are copied into rows, a few at a time. No fastmath.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics._jit_elementary import exp
-from vt_core.numerics._jit_elementary_base import _DIGEST
+from vt_core.numerics._jit_rows import CHUNK, gather, halves, joined, scatter
+from vt_core.numerics._jit_units import largest_in, magnitude
 
-HALF = 26
-MAGNITUDE = 0x7FFFFFFFFFFFFFFF
 LIMIT_BITS = (1023 + 1020) << 52
 """Bits of 2**1020: magnitudes of so much and more count as infinite."""
 LOWEST = 1022 - 960
 """Biased exponent of the largest magnitude of a row that is as small as 2**-960, or smaller."""
-_CHUNK = 1024
-"""Terms that an int64 can count: below 2**52 units each."""
-_LOW = np.int64((1 << HALF) - 1)
-_LARGE = np.float64(1 << HALF)
-_MAGNITUDE = np.int64(MAGNITUDE)
 _LIMIT_BITS = np.int64(LIMIT_BITS)
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _compiled(function: _Function) -> _Function:
-    function.__qualname__ = f"{function.__name__}-{_DIGEST}"
-    return compiled(function, error_model="numpy")  # IEEE division
-
-
-@_compiled
-def _gather(x: Any, at: Any, n: Any, d: Any, width: Any, into: Any) -> None:
-    """Copy ``width`` neighbouring columns of ``n`` values, ``d`` apart, into rows."""
-    for k in range(n):
-        values = x[at + k * d : at + k * d + width]
-        for i in range(width):
-            into[i * n + k] = values[i]
-
-
-@_compiled
-def _scatter(rows: Any, at: Any, n: Any, d: Any, width: Any, out: Any) -> None:
-    """Copy rows back into columns."""
-    for k in range(n):
-        values = out[at + k * d : at + k * d + width]
-        for i in range(width):
-            values[i] = rows[i * n + k]
-
-
-@_compiled
-def _largest(pattern: Any) -> Any:
-    largest = np.int64(0)
-    for i in range(pattern.size):
-        largest = max(largest, pattern[i] & _MAGNITUDE)
-    return largest
-
-
-@_compiled
+@compiled_ieee
 def _largest_product(x: Any, y: Any) -> Any:
     largest = np.int64(0)
     for i in range(x.size):
-        largest = max(largest, np.float64(x[i] * y[i]).view(np.int64) & _MAGNITUDE)
+        largest = max(largest, magnitude(x[i] * y[i]))
     return largest
 
 
-@_compiled
+@compiled_ieee
 def _shift(largest: Any) -> Any:
     """Return the bits of 1.5 * 2**52 units for terms whose largest magnitude has the bits ``largest``."""
     return ((max(largest >> 52, np.int64(LOWEST)) + 2) << 52) | (1 << 51)
 
 
-@_compiled
+@compiled_ieee
 def _total(high: Any, low: Any, origin: Any) -> Any:
     unit = np.int64(origin - (1 << 51)).view(np.float64) * 2.0**-52
-    return (np.float64(high) * _LARGE + np.float64(low)) * unit
+    return joined(high, low) * unit
 
 
-@_compiled
+@compiled_ieee
 def _units(x: Any, shift: Any, origin: Any) -> Any:
     total = np.int64(0)
     for i in range(x.size):
@@ -93,7 +51,7 @@ def _units(x: Any, shift: Any, origin: Any) -> Any:
     return total
 
 
-@_compiled
+@compiled_ieee
 def _product_units(x: Any, y: Any, shift: Any, origin: Any) -> Any:
     total = np.int64(0)
     for i in range(x.size):
@@ -101,7 +59,7 @@ def _product_units(x: Any, y: Any, shift: Any, origin: Any) -> Any:
     return total
 
 
-@_compiled
+@compiled_ieee
 def _far_sum(x: Any, y: Any) -> Any:
     """Return the sum of products of which some are infinite, NaN or count as infinite."""
     total = 0.0
@@ -112,47 +70,49 @@ def _far_sum(x: Any, y: Any) -> Any:
     return total
 
 
-@_compiled
+@compiled_ieee
 def _sum(x: Any) -> Any:
-    largest = _largest(x.view(np.int64))
+    largest = largest_in(x.view(np.int64))
     if largest >= _LIMIT_BITS:
         return _far_sum(x, np.ones_like(x))
     origin, high, low = _shift(largest), np.int64(0), np.int64(0)
     shift = np.int64(origin).view(np.float64)
-    for at in range(0, x.size, _CHUNK):
-        total = _units(x[at : at + _CHUNK], shift, origin)
-        high += total >> HALF
-        low += total & _LOW
+    for at in range(0, x.size, CHUNK):
+        total = _units(x[at : at + CHUNK], shift, origin)
+        more = halves(total)
+        high += more[0]
+        low += more[1]
     return _total(high, low, origin)
 
 
-@_compiled
+@compiled_ieee
 def _product_sum(x: Any, y: Any) -> Any:
     largest = _largest_product(x, y)
     if largest >= _LIMIT_BITS:
         return _far_sum(x, y)
     origin, high, low = _shift(largest), np.int64(0), np.int64(0)
     shift = np.int64(origin).view(np.float64)
-    for at in range(0, x.size, _CHUNK):
-        total = _product_units(x[at : at + _CHUNK], y[at : at + _CHUNK], shift, origin)
-        high += total >> HALF
-        low += total & _LOW
+    for at in range(0, x.size, CHUNK):
+        total = _product_units(x[at : at + CHUNK], y[at : at + CHUNK], shift, origin)
+        more = halves(total)
+        high += more[0]
+        low += more[1]
     return _total(high, low, origin)
 
 
-@_compiled
+@compiled_ieee
 def _softmax_gradient(g: Any, y: Any, s: Any, out: Any) -> None:
     for i in range(g.size):
         out[i] = y[i] * (g[i] - s)
 
 
-@_compiled
+@compiled_ieee
 def _log_softmax_gradient(g: Any, y: Any, s: Any, out: Any) -> None:
     for i in range(g.size):
         out[i] = g[i] - exp(y[i]) * s
 
 
-@_compiled
+@compiled_ieee
 def softmax_backward(g: Any, y: Any, out: Any, n: Any, begin: Any, end: Any) -> None:
     """Gradient of softmax for rows ``begin`` to ``end`` of ``n`` values."""
     for at in range(begin * n, end * n, n):
@@ -160,7 +120,7 @@ def softmax_backward(g: Any, y: Any, out: Any, n: Any, begin: Any, end: Any) -> 
         _softmax_gradient(left, right, _product_sum(left, right), out[at : at + n])
 
 
-@_compiled
+@compiled_ieee
 def softmax_backward_across(g: Any, y: Any, out: Any, n: Any, d: Any, tile: Any, begin: Any, end: Any) -> None:
     """The same for columns, ``d`` of them side by side; items ``begin`` to ``end`` of ``tile`` columns."""
     left, right, found = np.empty(tile * n), np.empty(tile * n), np.empty(tile * n)
@@ -168,13 +128,13 @@ def softmax_backward_across(g: Any, y: Any, out: Any, n: Any, d: Any, tile: Any,
     for item in range(begin, end):
         first = item % tiles * tile
         at, width = item // tiles * n * d + first, min(tile, d - first)
-        _gather(g, at, n, d, width, left)
-        _gather(y, at, n, d, width, right)
+        gather(g, at, n, d, width, left)
+        gather(y, at, n, d, width, right)
         softmax_backward(left, right, found, n, 0, width)
-        _scatter(found, at, n, d, width, out)
+        scatter(found, at, n, d, width, out)
 
 
-@_compiled
+@compiled_ieee
 def log_softmax_backward(g: Any, y: Any, out: Any, n: Any, begin: Any, end: Any) -> None:
     """Gradient of log_softmax for rows ``begin`` to ``end`` of ``n`` values."""
     for at in range(begin * n, end * n, n):
@@ -182,7 +142,7 @@ def log_softmax_backward(g: Any, y: Any, out: Any, n: Any, begin: Any, end: Any)
         _log_softmax_gradient(left, y[at : at + n], _sum(left), out[at : at + n])
 
 
-@_compiled
+@compiled_ieee
 def log_softmax_backward_across(g: Any, y: Any, out: Any, n: Any, d: Any, tile: Any, begin: Any, end: Any) -> None:
     """The same for columns, ``d`` of them side by side; items ``begin`` to ``end`` of ``tile`` columns."""
     left, right, found = np.empty(tile * n), np.empty(tile * n), np.empty(tile * n)
@@ -190,7 +150,7 @@ def log_softmax_backward_across(g: Any, y: Any, out: Any, n: Any, d: Any, tile: 
     for item in range(begin, end):
         first = item % tiles * tile
         at, width = item // tiles * n * d + first, min(tile, d - first)
-        _gather(g, at, n, d, width, left)
-        _gather(y, at, n, d, width, right)
+        gather(g, at, n, d, width, left)
+        gather(y, at, n, d, width, right)
         log_softmax_backward(left, right, found, n, 0, width)
-        _scatter(found, at, n, d, width, out)
+        scatter(found, at, n, d, width, out)

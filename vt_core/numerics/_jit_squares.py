@@ -1,6 +1,6 @@
-"""Compiled exact sums of squared deviations (CPU); see ``squares``. One file of its own: numba's cache
-notices changes of its own file only. The squares are counted in units as integers (``_jit_sums``), in two passes that
-the second cache holds.
+"""Compiled exact sums of squared deviations (CPU); see ``squares``.
+
+The squares are counted in units (``_jit_units``), in two passes that the second cache holds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_units import magnitude, shift_for, unit_of
 
-_MAGNITUDE = np.int64(0x7FFFFFFFFFFFFFFF)
-_LOWEST = np.int64(1022 - 400)
 _LIMIT_BITS = np.int64((1023 + 240) << 52)
-_HALF = np.int64(1 << 51)
 
 
 @compiled
@@ -22,7 +20,7 @@ def _largest_deviation(x: Any, centre: Any) -> Any:
     """Return the bits of the largest magnitude; NaN and infinities count, and are larger than all others."""
     largest = np.int64(0)
     for i in range(x.size):
-        largest = max(largest, np.float64(x[i] - centre).view(np.int64) & _MAGNITUDE)
+        largest = max(largest, magnitude(x[i] - centre))
     return largest
 
 
@@ -44,8 +42,6 @@ def squares(x: Any, terms: Any, centres: Any, bits: Any, out: Any, begin: Any, e
         if largest >= _LIMIT_BITS:
             return False
         d = np.int64(largest).view(np.float64)
-        field = max(np.float64(d * d).view(np.int64) >> 52, _LOWEST)
-        shift = np.int64(((field + 53 - bits) << 52) | (1 << 51)).view(np.float64)
-        unit = np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
-        out[g] = _units_of_squares(mine, centre, shift) * unit
+        shift = shift_for(magnitude(d * d), bits)  # below 2**480 by the limit
+        out[g] = _units_of_squares(mine, centre, shift) * unit_of(shift)
     return True

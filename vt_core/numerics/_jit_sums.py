@@ -1,8 +1,4 @@
-"""Compiled exact sums (CPU); see ``sums``. One file of its own: numba's cache notices changes of its own file only.
-
-With ``shift`` of 1.5 * 2**52 units, the bits of ``v + shift`` are those of ``shift`` plus the number of units in ``v``.
-So the sums are sums of integers, which LLVM vectorises: their order is nobody's choice.
-"""
+"""Compiled exact sums (CPU), in units; see ``sums`` and ``_jit_units``."""
 
 from __future__ import annotations
 
@@ -11,23 +7,9 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
+from vt_core.numerics._jit_units import add_units_each, unit_of, units_in
 
 TILE = 1024
-_HALF = np.int64(1 << 51)
-
-
-@compiled
-def _unit(shift: Any) -> Any:
-    return np.int64(np.float64(shift).view(np.int64) - _HALF).view(np.float64) * 2.0**-52
-
-
-@compiled
-def _units_in(x: Any, shift: Any) -> Any:
-    origin = np.float64(shift).view(np.int64)
-    total = np.int64(0)
-    for i in range(x.size):
-        total += np.float64(x[i] + shift).view(np.int64) - origin
-    return total
 
 
 @compiled
@@ -40,20 +22,14 @@ def _add_units(x: Any, y: Any, shifts: Any, origins: Any, into: Any) -> None:
 
 
 @compiled
-def _add_row(x: Any, shifts: Any, origins: Any, into: Any) -> None:
-    for i in range(x.size):
-        into[i] += np.float64(x[i] + shifts[i]).view(np.int64) - origins[i]
-
-
-@compiled
 def along(x: Any, a: Any, c: Any, steps: Any, shifts: Any, out: Any, begin: Any, end: Any) -> None:
     """Sum groups ``begin`` to ``end`` of ``a`` runs of ``c`` neighbours."""
     for j in range(begin, end):
         total = np.int64(0)
         for i in range(a):
             at = i * steps[0] + j * steps[1]
-            total += _units_in(x[at : at + c], shifts[j])
-        out[j] = total * _unit(shifts[j])
+            total += units_in(x[at : at + c], shifts[j])
+        out[j] = total * unit_of(shifts[j])
 
 
 @compiled
@@ -76,6 +52,6 @@ def across(x: Any, a: Any, c: Any, d: Any, steps: Any, shifts: Any, out: Any, be
                 _add_units(x[p : p + width], x[q : q + width], mine, origins, into)
             if c % 2:
                 p = start + (c - 1) * steps[2]
-                _add_row(x[p : p + width], mine, origins, into)
+                add_units_each(x[p : p + width], mine, origins, into)
         for i in range(width):
-            out[group + i] = into[i] * _unit(mine[i])
+            out[group + i] = into[i] * unit_of(mine[i])

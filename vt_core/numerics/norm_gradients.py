@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vt_core.numerics import _jit_norms_backward as _jit
 from vt_core.numerics import _jit_norms_columns as _columns
+from vt_core.numerics._jit_norms import PADDING
 from vt_core.numerics._jit_quantise import in_parts
 from vt_core.numerics.norm_layout import (
     Groups,
@@ -65,7 +66,7 @@ def gradients(
         factor, scale, weights = w, r, at.weights
 
     def work(begin: int, end: int) -> None:
-        d, g = (scratch.take(name, tile * (groups.terms + _jit.PADDING)).numpy() for name in ("x", "dy"))
+        d, g = (scratch.take(name, tile * (groups.terms + PADDING)).numpy() for name in ("x", "dy"))
         _jit.runs(
             values, grad, out, factor, at.sizes, weights, tile, bits, m, r, scale, training, total.numpy(), dot.numpy(),
             fine, d, g, begin, end,
@@ -92,7 +93,7 @@ def _with_channel_sums(
     tile = together((samples, length, 0, length))
 
     def work(begin: int, end: int) -> None:
-        t, g = (scratch.take(name, tile * (terms + _jit.PADDING)).numpy() for name in ("x", "dy"))
+        t, g = (scratch.take(name, tile * (terms + PADDING)).numpy() for name in ("x", "dy"))
         _jit.channels(
             *pair, samples, count * width, length, width, tile, bits, *statistics, dw.numpy(), db.numpy(), fine, t, g,
             begin, end,

@@ -26,6 +26,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from vt_core.numerics import _jit_rows as _rows
 from vt_core.numerics import _jit_softmax as _jit
 from vt_core.numerics import _jit_softmax_backward as _jit_backward
 from vt_core.numerics._jit_elementary import exp, log
@@ -35,7 +36,8 @@ from vt_core.numerics.quantise import check_float64, use_compiled
 MAX_ROW = 1 << 27
 """Longest row: the two halves of a sum of so many terms fit float64."""
 
-_HALF = _jit.HALF
+_HALF = _rows.HALF
+_MAGNITUDE = 0x7FFFFFFFFFFFFFFF
 _LOW = (1 << _HALF) - 1
 _ONE = 1023 << 52
 _TILE = 2048
@@ -146,7 +148,7 @@ def _exponentials(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _row_sums(x: Tensor) -> Tensor:
     """Return the sum of each row, as a column."""
-    magnitude = x.view(torch.int64) & _jit_backward.MAGNITUDE
+    magnitude = x.view(torch.int64) & _MAGNITUDE
     tame = magnitude < _jit_backward.LIMIT_BITS
     largest = torch.where(tame, magnitude, 0).amax(1, keepdim=True) >> 52
     shift = ((largest.clamp(min=_jit_backward.LOWEST) + 2) << 52) | (1 << 51)  # 1.5 * 2**52 units
