@@ -6,18 +6,12 @@ import hashlib
 import json
 from typing import Any
 
-import numpy as np
 import torch
+from exact_support import parts
 from torch import Tensor
 
 from vt_core.engine import exact_pools, exact_reductions, exact_scatter
 from vt_core.engine.forms import Form
-from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
-from vt_core.numerics import Grid
-from vt_core.numerics.policy import DEFAULT
 
 FORMS: dict[str, Form] = {**exact_pools.FORMS, **exact_reductions.FORMS, **exact_scatter.FORMS}
 Cases = dict[str, tuple[str, dict[str, Any]]]
@@ -271,32 +265,6 @@ def cases() -> Cases:
 def one_layout() -> Cases:
     """Return the cases but for those that only differ in the layout in memory."""
     return {k: v for k, v in cases().items() if not k.endswith((", channels last", ", strided", ", transposed"))}
-
-
-def parts(value: Any) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def same_bits(a: Any, b: Any) -> bool:
-    """Compare results bit for bit; one NaN is like another."""
-    pairs = [(x.contiguous().numpy(), y.contiguous().numpy()) for x, y in zip(parts(a), parts(b), strict=True)]
-    return all(
-        x.shape == y.shape and bool(((x.view(np.int64) == y.view(np.int64)) | (np.isnan(x) & np.isnan(y))).all())
-        for x, y in pairs
-    )
-
-
-def make_mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
-
-
-def logged(mode: VerifiedMode) -> dict[str, int]:
-    """Return how many elements of which class had a rounding log."""
-    return {str(k): c.elements for k, c in mode.rounding.counters.by_class.items() if c.elements}
 
 
 def digest(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from exact_support import under_profile
 from exact_worker import SETTINGS, cases, plain, sums, tensor
 from support.processes import prepare
 from support.runs import SMALL_DIGITS, Trainer, audit
@@ -32,15 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def by_profile() -> dict[str, Any]:
-    found = {}
-    for profile in PROFILES:
-        environment = environment_for(profile) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'engine'}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "exact_worker"], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found[profile] = json.loads(done.stdout)
-    return found
+    return {profile: under_profile(profile, "exact_worker") for profile in PROFILES}
 
 
 @pytest.mark.parametrize("slices", [1, 2])

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from elementary_worker import ALL, cases, plain, tensor
+from exact_support import make_mode, under_profile
 from torch import Tensor
 from torch.nn import functional
 
 from vt_core.engine.exact_elementary import FORMS, pow_form
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.profiles import environment_for
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
-from vt_core.numerics import Grid
-from vt_core.numerics.policy import DEFAULT
 
 PROFILES = ("default", "portable")  # the second one has ATen's scalar kernels and one thread
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,15 +27,7 @@ def tensors(value: Any) -> tuple[Tensor, ...]:
 
 @pytest.fixture(scope="module")
 def by_profile() -> dict[str, Any]:
-    found = {}
-    for profile in PROFILES:
-        environment = environment_for(profile) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'engine'}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "elementary_worker"], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found[profile] = json.loads(done.stdout)
-    return found
+    return {profile: under_profile(profile, "elementary_worker") for profile in PROFILES}
 
 
 def test_the_same_bits_on_every_profile(by_profile: dict[str, Any]) -> None:
@@ -141,11 +125,7 @@ def test_what_has_no_form_is_left_to_pytorch() -> None:
 
 @pytest.fixture
 def mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
+    return make_mode()
 
 
 def logged(mode: VerifiedMode) -> int:

@@ -13,15 +13,11 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
+from exact_support import make_mode, same_bits
 from torch import Tensor
 
 from vt_core.engine.exact_losses import FORMS
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
-from vt_core.numerics import Grid
-from vt_core.numerics.policy import DEFAULT
 
 NAN, INF = float("nan"), float("inf")
 NONE, MEAN, SUM = 0, 1, 2
@@ -36,11 +32,6 @@ def share(*shape: int, seed: int = 0) -> Tensor:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     x.view(-1)[:4] = torch.tensor([0.0, 1.0, 1e-12, 1.0 - 2.0**-53])
     return x
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    equal = a.contiguous().view(torch.int64) == b.contiguous().view(torch.int64)
-    return a.shape == b.shape and bool((equal | (a.isnan() & b.isnan())).all())
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, name: str, given: dict[str, Any]) -> None:
@@ -228,11 +219,7 @@ def test_what_has_no_exact_form_is_left_to_pytorch() -> None:
 
 @pytest.fixture
 def mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
+    return make_mode()
 
 
 LABELS = torch.tensor([1, 2, -100, 0, 4, 4])

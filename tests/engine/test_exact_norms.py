@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from exact_support import make_mode, under_profile
 from norms_worker import (
     Case,
     batch_norm,
@@ -30,12 +28,7 @@ from torch import Tensor, nn
 from vt_core.engine import exact_sums, norm_steps
 from vt_core.engine.exact_norms import DEFAULT_EPS, FORMS
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.profiles import environment_for
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
-from vt_core.numerics import Grid, _jit_quantise
-from vt_core.numerics.policy import DEFAULT
+from vt_core.numerics import _jit_quantise
 
 ROOT = Path(__file__).resolve().parents[2]
 INF = float("inf")
@@ -324,11 +317,7 @@ def test_nothing_to_normalise() -> None:
 
 @pytest.fixture
 def mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
+    return make_mode()
 
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -383,14 +372,7 @@ def test_the_number_of_threads_changes_nothing(workers: int, monkeypatch: pytest
 
 
 def test_every_profile_has_the_same_bits() -> None:
-    found = [digests()]
-    for profile in ("portable",):
-        environment = environment_for(profile) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'engine'}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "norms_worker"], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found.append(json.loads(done.stdout))
+    found = [digests(), under_profile("portable", "norms_worker")]
     differing = {name for name in found[0] if len({f[name]["plain"] for f in found}) > 1}
     assert {"batch", "layer", "group"} <= differing, "or nothing is shown"
     for name in found[0]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,23 +10,10 @@ import numpy as np
 import pools_worker as worker
 import pytest
 import torch
-from pools_worker import (
-    FORMS,
-    averages,
-    interpolations,
-    logged,
-    make_mode,
-    maxima,
-    one_layout,
-    plain,
-    reductions,
-    same_bits,
-    scatters,
-    tensor,
-)
+from exact_support import check_like, check_no_log, same_bits, under_profile
+from pools_worker import FORMS, averages, interpolations, maxima, one_layout, plain, reductions, scatters, tensor
 from torch import Tensor
 
-from vt_core.engine.profiles import environment_for
 from vt_core.errors import PrecisionError
 from vt_core.numerics.pools import Windows, plane_scatter, window_sums
 
@@ -41,17 +25,7 @@ POOLS = {**averages(), **maxima(), **interpolations()}
 @pytest.fixture(scope="module")
 def by_profile() -> list[dict[str, Any]]:
     """Return the digests of this process and of one under each profile."""
-    started = []
-    for profile in PROFILES:
-        environment = environment_for(profile) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'engine'}"}
-        command = [sys.executable, "-m", "pools_worker"]
-        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    found = [worker.digests()]
-    for process in started:
-        out, _ = process.communicate()
-        assert process.returncode == 0
-        found.append(json.loads(out))
-    return found
+    return [worker.digests(), *(under_profile(profile, "pools_worker") for profile in PROFILES)]
 
 
 def test_the_same_bits_on_every_profile(by_profile: list[dict[str, Any]]) -> None:
@@ -69,12 +43,7 @@ def test_plain_kernels_differ_between_the_profiles(by_profile: list[dict[str, An
 def test_like_the_operation(name: str) -> None:
     operation, arguments = POOLS[name]
     before = {k: v.clone() for k, v in arguments.items() if isinstance(v, Tensor)}
-    found, expected = FORMS[operation](arguments), plain(operation, arguments)
-    assert isinstance(found, Tensor) and found.shape == expected.shape and found.dtype == torch.float64
-    assert not found.numel() or float((found - expected).abs().max()) <= 1e-14 * float(expected.abs().max())
-    for key, value in before.items():
-        assert torch.equal(arguments[key], value)
-        assert not value.numel() or found.data_ptr() != arguments[key].data_ptr()
+    check_like(FORMS[operation](arguments), plain(operation, arguments), arguments, before, 1e-14)
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -203,17 +172,7 @@ CALLS = {
 def test_no_log_forward_and_backward(name: str, channels_last: bool) -> None:
     x = tensor(4, 3, 8, 8).float().double()
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
-    expected = x.clone().requires_grad_()
-    y = CALLS[name](expected)
-    weight = tensor(*y.shape, seed=1).float().double()
-    y.backward(weight)
-    mode, found = make_mode(), x.clone().requires_grad_()
-    with mode:
-        z = CALLS[name](found)
-        z.backward(weight)
-    assert torch.allclose(z, y, rtol=1e-6, atol=1e-6)
-    assert expected.grad is not None and torch.allclose(found.grad, expected.grad, rtol=1e-6, atol=1e-6)
-    assert logged(mode) == {}
+    check_no_log(CALLS[name], x, 1, 1e-6)
 
 
 def test_the_worker_covers_every_form() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pools_worker import FORMS, logged, make_mode, parts, plain, reductions, same_bits, tensor
+from exact_support import check_no_log, logged, make_mode, parts, same_bits
+from pools_worker import FORMS, plain, reductions, tensor
 
 from vt_core.engine import exact_reductions, exact_sums
 from vt_core.errors import PrecisionError
@@ -148,18 +149,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_log_forward_and_backward(name: str) -> None:
-    x = tensor(20, 6).float().double()
-    expected, found = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y = CALLS[name](expected)
-    weight = tensor(*y.shape, seed=1).float().double()
-    y.backward(weight)
-    mode = make_mode()
-    with mode:
-        z = CALLS[name](found)
-        z.backward(weight)
-    assert torch.allclose(z, y, rtol=1e-6, atol=1e-6)
-    assert expected.grad is not None and torch.allclose(found.grad, expected.grad, rtol=1e-5, atol=1e-6)
-    assert logged(mode) == {}
+    check_no_log(CALLS[name], tensor(20, 6).float().double(), 1, 1e-5)
 
 
 def test_clipping_gradients_has_no_log() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from pools_worker import FORMS, indices, logged, make_mode, parts, plain, same_bits, scatters, tensor
+from exact_support import check_like, check_no_log, logged, make_mode, parts, same_bits
+from pools_worker import FORMS, indices, plain, scatters, tensor
 from torch import Tensor
 
 from vt_core.errors import PrecisionError
@@ -20,12 +21,7 @@ CASES = scatters()
 def test_like_the_operation(name: str) -> None:
     operation, arguments = CASES[name]
     before = {k: v.clone() for k, v in arguments.items() if isinstance(v, Tensor)}
-    found, expected = FORMS[operation](arguments), plain(operation, arguments)
-    assert isinstance(found, Tensor) and found.shape == expected.shape and found.dtype == torch.float64
-    assert not found.numel() or float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
-    for key, value in before.items():
-        assert torch.equal(arguments[key], value)
-        assert not value.numel() or found.data_ptr() != arguments[key].data_ptr()
+    check_like(FORMS[operation](arguments), plain(operation, arguments), arguments, before, 1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -136,18 +132,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_log_forward_and_backward(name: str) -> None:
-    x = tensor(20, 6).float().double()
-    expected, found = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y = CALLS[name](expected)
-    weight = tensor(*y.shape, seed=1).float().double()
-    y.backward(weight)
-    mode = make_mode()
-    with mode:
-        z = CALLS[name](found)
-        z.backward(weight)
-    assert torch.allclose(z, y, rtol=1e-6, atol=1e-6)
-    assert expected.grad is not None and torch.allclose(found.grad, expected.grad, rtol=1e-6, atol=1e-6)
-    assert logged(mode) == {}
+    check_no_log(CALLS[name], tensor(20, 6).float().double(), 1, 1e-6)
 
 
 def test_bincount_has_no_log_and_keeps_integers() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -13,18 +10,14 @@ from typing import Any
 import mpmath
 import pytest
 import torch
+from exact_support import make_mode, same_bits, under_profile
 from softmax_worker import loss_cases, softmax_cases
 from torch import Tensor
 
 from vt_core.engine.exact_softmax import FORMS
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.profiles import environment_for
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
 from vt_core.errors import PrecisionError
-from vt_core.numerics import Grid, _jit_base, _jit_quantise, _jit_softmax, elementary, softmax
-from vt_core.numerics.policy import DEFAULT
+from vt_core.numerics import _jit_base, _jit_quantise, _jit_softmax, elementary, softmax
 
 PROFILES = ("default", "portable")
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +27,6 @@ MAPS = ("_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "
 
 def tensor(*shape: int, seed: int = 0, spread: float = 3.0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    equal = a.contiguous().view(torch.int64) == b.contiguous().view(torch.int64)
-    return a.shape == b.shape and bool((equal | (a.isnan() & b.isnan())).all())
 
 
 def arguments(name: str, x: Tensor, dim: int, grad: Tensor | None = None) -> dict[str, Any]:
@@ -182,15 +170,7 @@ def test_no_order_changes_a_bit() -> None:
 
 @pytest.fixture(scope="module")
 def by_profile() -> dict[str, Any]:
-    found = {}
-    for profile in PROFILES:
-        environment = environment_for(profile) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'engine'}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "softmax_worker"], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found[profile] = json.loads(done.stdout)
-    return found
+    return {profile: under_profile(profile, "softmax_worker") for profile in PROFILES}
 
 
 def test_the_same_bits_on_every_profile(by_profile: dict[str, Any]) -> None:
@@ -267,11 +247,7 @@ def test_the_cache_notices_changes_of_the_cores() -> None:
 
 @pytest.fixture
 def mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
+    return make_mode()
 
 
 RUNS: dict[str, Callable[[Tensor], Tensor]] = {

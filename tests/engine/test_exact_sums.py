@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from exact_support import make_mode, same_bits
 from torch import Tensor
 
 from vt_core.engine import exact_sums
 from vt_core.engine.exact_sums import MAX_SUM_TERMS, MIN_SUM_BITS, exact_sum, mean_form, sum_form
 from vt_core.engine.mode import VerifiedMode
-from vt_core.engine.modules import ModuleTracker
-from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.streams import Streams
 from vt_core.errors import PrecisionError
-from vt_core.numerics import Grid, OpClass
-from vt_core.numerics.policy import DEFAULT
+from vt_core.numerics import OpClass
 from vt_core.numerics.quantise import sum_bits
 
 
@@ -25,11 +22,6 @@ def tensor(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     return x * torch.exp2(torch.randint(-6, 6, shape, generator=generator).double())
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    equal = a.contiguous().view(torch.int64) == b.contiguous().view(torch.int64)
-    return a.shape == b.shape and bool((equal | (a.isnan() & b.isnan())).all())
 
 
 CALLS: dict[str, tuple[Tensor, dict[str, Any]]] = {
@@ -143,11 +135,7 @@ def test_other_dtypes_are_refused() -> None:
 
 @pytest.fixture
 def mode() -> VerifiedMode:
-    rounding = TrainerRounding(Grid.parse("float32"), DEFAULT["float64"], True)
-    made = VerifiedMode(torch.float64, rounding, Streams(1), ModuleTracker(), False, functions="exact")
-    made.begin_step(1, 1)
-    rounding.begin_step(1)
-    return made
+    return make_mode()
 
 
 def test_sums_and_means_have_no_log(mode: VerifiedMode) -> None:

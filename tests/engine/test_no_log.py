@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from exact_support import under_profile
 from support.processes import prepare
 from support.runs import audit
 from support.worker import USUAL, cases
 
-from vt_core.engine.profiles import environment_for
 from vt_core.engine.rounding_log import LogReader
 from vt_core.training.segment import LOG
 
@@ -27,14 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict
     folder = prepare(tmp_path_factory.mktemp("no-log"))
     found = {}
     for profile in PROFILES:
-        path = ":".join(str(p) for p in (ROOT, ROOT / "tests", ROOT / "tests" / "engine"))
         (folder / profile).mkdir()
-        done = subprocess.run(
-            [sys.executable, "-m", "no_log_worker", str(folder / profile), str(folder)],
-            env=environment_for(profile) | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        found[profile] = json.loads(done.stdout.splitlines()[-1])
+        found[profile] = under_profile(profile, "no_log_worker", str(folder / profile), str(folder))
     return folder, found
 
 

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled_ieee
-from vt_core.numerics._jit_units import LIMIT_BITS, MAGNITUDE, add_units_each, shift_for, unit_of, units_in
+from vt_core.numerics._jit_units import (
+    LIMIT_BITS,
+    MAGNITUDE,
+    add_units_each,
+    shift_for,
+    square_units_in,
+    unit_of,
+    units_in,
+)
 
 _LOWEST_KEY = np.int64(-0x8000000000000000)
 PADDING = 8
@@ -64,16 +72,6 @@ def _copy(x: Any, into: Any) -> None:
 
 
 @compiled_ieee
-def _square_units_in(x: Any, mean: Any, shift: Any) -> Any:
-    origin = np.float64(shift).view(np.int64)
-    total = np.int64(0)
-    for i in range(x.size):
-        d = x[i] - mean
-        total += np.float64(d * d + shift).view(np.int64) - origin
-    return total
-
-
-@compiled_ieee
 def _statistics(x: Any, top: Any, bottom: Any, bits: Any, centred: Any) -> Any:
     """Return mean, sum of squares and whether all is fine, for one group whose values lie between two keys."""
     mean = 0.0
@@ -87,7 +85,7 @@ def _statistics(x: Any, top: Any, bottom: Any, bits: Any, centred: Any) -> Any:
     if largest >= LIMIT_BITS:
         return mean, mean, False
     shift = shift_for(largest, bits)
-    return mean, _square_units_in(x, mean, shift) * unit_of(shift), True
+    return mean, square_units_in(x, mean, shift) * unit_of(shift), True
 
 
 @compiled_ieee

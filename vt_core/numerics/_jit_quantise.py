@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
-from vt_core.numerics._jit_units import EXPONENT, LIMIT, LIMIT_BITS, MAGNITUDE, each_largest, largest_in, shift_for
+from vt_core.numerics._jit_units import (
+    EXPONENT,
+    LIMIT_BITS,
+    MAGNITUDE,
+    each_largest,
+    largest_in,
+    round_any,
+    shift_for,
+)
 from vt_core.numerics.threads import share, worker_count
 
 PART = 1 << 16
@@ -23,15 +31,6 @@ TILE = 2048
 SCALE, ROUND, BOTH = 1, 2, 3
 Sizes = tuple[int, int, int, int]
 Steps = tuple[int, int, int]
-
-
-@compiled
-def _far(v: Any, shift: Any) -> Any:
-    """Round one value of any kind."""
-    r = (v + shift) - shift
-    far = np.copysign(np.inf, v)
-    r = far if abs(v) >= LIMIT else r
-    return r if v == v else v
 
 
 @compiled
@@ -70,7 +69,7 @@ def _round_all(x: Any, out: Any, shift: Any) -> None:
 @compiled
 def _round_all_far(x: Any, out: Any, shift: Any) -> None:
     for i in range(x.size):
-        out[i] = _far(x[i], shift)
+        out[i] = round_any(x[i], shift)
 
 
 @compiled
@@ -90,7 +89,7 @@ def _round_each_of_two(x: Any, y: Any, out: Any, to: Any, shifts: Any) -> None:
 @compiled
 def _round_each_far(x: Any, out: Any, shifts: Any) -> None:
     for i in range(x.size):
-        out[i] = _far(x[i], shifts[i])
+        out[i] = round_any(x[i], shifts[i])
 
 
 @compiled

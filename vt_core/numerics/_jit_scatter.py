@@ -12,10 +12,10 @@ import numpy as np
 from vt_core.numerics._jit_base import compiled
 from vt_core.numerics._jit_units import (
     EXPONENT,
-    LIMIT,
     LIMIT_BITS,
     add_units_each,
     each_largest,
+    round_any,
     shift_for,
     unit_of,
 )
@@ -69,13 +69,6 @@ def _bits(terms: Any) -> Any:
 
 
 @compiled
-def _far(v: Any, shift: Any) -> Any:
-    """Round one value of any kind."""
-    r = (v + shift) - shift if abs(v) < LIMIT else np.copysign(np.inf, v)
-    return r if v == v else v
-
-
-@compiled
 def _far_sum(x: Any, width: Any, column: Any, order: Any, bits: Any) -> Any:
     """Return the sum of terms with a NaN, an infinity or a magnitude of 2**480 and more, which counts as infinite."""
     largest = np.int64(0)
@@ -84,7 +77,7 @@ def _far_sum(x: Any, width: Any, column: Any, order: Any, bits: Any) -> Any:
         largest = max(largest, magnitude if magnitude < EXPONENT else np.int64(0))
     shift, total = shift_for(largest, bits), 0.0
     for k in range(order.size):
-        total += _far(x[order[k] * width + column], shift)
+        total += round_any(x[order[k] * width + column], shift)
     return total
 
 
@@ -193,7 +186,7 @@ def _far_line(x: Any, index: Any, largest: Any, counts: Any, shifts: Any, sums: 
     for i in range(x.shape[0]):
         for c in range(tile):
             at = index[i, c] * tile + c
-            sums[at] += _far(x[i, c], shifts[at])
+            sums[at] += round_any(x[i, c], shifts[at])
 
 
 @compiled

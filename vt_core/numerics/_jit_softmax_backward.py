@@ -14,7 +14,7 @@ import numpy as np
 from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics._jit_elementary import exp
 from vt_core.numerics._jit_rows import CHUNK, gather, halves, joined, scatter
-from vt_core.numerics._jit_units import largest_in, magnitude
+from vt_core.numerics._jit_units import largest_in, magnitude, units_in
 
 LIMIT_BITS = (1023 + 1020) << 52
 """Bits of 2**1020: magnitudes of so much and more count as infinite."""
@@ -44,14 +44,6 @@ def _total(high: Any, low: Any, origin: Any) -> Any:
 
 
 @compiled_ieee
-def _units(x: Any, shift: Any, origin: Any) -> Any:
-    total = np.int64(0)
-    for i in range(x.size):
-        total += np.float64(x[i] + shift).view(np.int64) - origin
-    return total
-
-
-@compiled_ieee
 def _product_units(x: Any, y: Any, shift: Any, origin: Any) -> Any:
     total = np.int64(0)
     for i in range(x.size):
@@ -78,7 +70,7 @@ def _sum(x: Any) -> Any:
     origin, high, low = _shift(largest), np.int64(0), np.int64(0)
     shift = np.int64(origin).view(np.float64)
     for at in range(0, x.size, CHUNK):
-        total = _units(x[at : at + CHUNK], shift, origin)
+        total = units_in(x[at : at + CHUNK], shift)
         more = halves(total)
         high += more[0]
         low += more[1]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled
-from vt_core.numerics._jit_units import magnitude, shift_for, unit_of
+from vt_core.numerics._jit_units import magnitude, shift_for, square_units_in, unit_of
 
 _LIMIT_BITS = np.int64((1023 + 240) << 52)
 
@@ -25,15 +25,6 @@ def _largest_deviation(x: Any, centre: Any) -> Any:
 
 
 @compiled
-def _units_of_squares(x: Any, centre: Any, shift: Any) -> Any:
-    origin, total = np.float64(shift).view(np.int64), np.int64(0)
-    for i in range(x.size):
-        d = x[i] - centre
-        total += np.float64(d * d + shift).view(np.int64) - origin
-    return total
-
-
-@compiled
 def squares(x: Any, terms: Any, centres: Any, bits: Any, out: Any, begin: Any, end: Any) -> Any:
     """Sum the squared deviations of groups ``begin`` to ``end`` of ``terms`` neighbours; False for values too large."""
     for g in range(begin, end):
@@ -43,5 +34,5 @@ def squares(x: Any, terms: Any, centres: Any, bits: Any, out: Any, begin: Any, e
             return False
         d = np.int64(largest).view(np.float64)
         shift = shift_for(magnitude(d * d), bits)  # below 2**480 by the limit
-        out[g] = _units_of_squares(mine, centre, shift) * unit_of(shift)
+        out[g] = square_units_in(mine, centre, shift) * unit_of(shift)
     return True

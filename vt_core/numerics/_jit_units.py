@@ -79,3 +79,23 @@ def add_units_each(x: Any, shifts: Any, origins: Any, into: Any) -> None:
     """Add a row of terms to its sums in units, each with its own shift; ``origins`` are the bits of ``shifts``."""
     for i in range(x.size):
         into[i] += np.float64(x[i] + shifts[i]).view(np.int64) - origins[i]
+
+
+@compiled
+def square_units_in(x: Any, centre: Any, shift: Any) -> Any:
+    """Return the sum of ``(x - centre)**2`` in units."""
+    origin = np.float64(shift).view(np.int64)
+    total = np.int64(0)
+    for i in range(x.size):
+        d = x[i] - centre
+        total += np.float64(d * d + shift).view(np.int64) - origin
+    return total
+
+
+@compiled
+def round_any(v: Any, shift: Any) -> Any:
+    """Round one value of any kind to whole units: magnitudes of 2**480 and more become infinite, NaN stays."""
+    r = (v + shift) - shift
+    far = np.copysign(np.inf, v)
+    r = far if abs(v) >= LIMIT else r
+    return r if v == v else v

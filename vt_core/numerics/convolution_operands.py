@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vt_core.numerics import _jit_convolution as _jit
 from vt_core.numerics import _jit_im2col as _prepare
+from vt_core.numerics._jit_units import HIGHEST, LIMIT, LOWEST
 from vt_core.numerics.threads import share as on_threads
 from vt_core.numerics.threads import worker_count
 
@@ -90,8 +91,8 @@ def shifts_of(x: Tensor, sizes: tuple[int, int, int], bits: int | None) -> tuple
         return np.zeros(b), float("inf")
     largest, values = np.empty(b, np.int64), flat(x)
     share(lambda begin, end: _prepare.largest_fields(values, largest, a, b, c, begin, end), b, x.numel())
-    field = np.clip(largest >> 52, 1022 - 400, 1022 + 480)  # the range of ``quantise``
-    return (((field + (53 - bits)) << 52) | (1 << 51)).view(np.float64), 2.0**480
+    field = np.clip(largest >> 52, LOWEST, HIGHEST)
+    return (((field + (53 - bits)) << 52) | (1 << 51)).view(np.float64), LIMIT
 
 
 def images_of(

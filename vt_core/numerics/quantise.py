@@ -22,11 +22,10 @@ from torch import Tensor
 from vt_core.errors import PrecisionError
 from vt_core.numerics import _jit_quantise as _jit
 from vt_core.numerics._jit_quantise import BOTH, ROUND, Scales
+from vt_core.numerics._jit_units import HIGHEST, LIMIT, LOWEST
 
 MAX_BITS = 26
 _EXPONENT = 0x7FF0000000000000
-_LOWEST = 1022 - 400  # biased exponents
-_HIGHEST = 1022 + 480
 
 
 def product_bits(terms: int) -> int:
@@ -68,13 +67,26 @@ def use_compiled(x: Tensor) -> bool:
 
 def reference_quantise(x: Tensor, dims: Sequence[int], bits: int) -> Tensor:
     """Return the same by plain tensor operations: slow, for any device, and what the compiled form must equal."""
-    pattern = x.contiguous().view(torch.int64).view(x.shape)
-    exponent = pattern & _EXPONENT
-    exponent = torch.where(exponent == _EXPONENT, 0, exponent)
-    largest = (exponent.amax(dim=tuple(dims), keepdim=True) >> 52).clamp(_LOWEST, _HIGHEST)
-    shift = (((largest + (53 - bits)) << 52) | (1 << 51)).view(torch.float64)  # 1.5 * 2**52 units
+    largest = finite_exponents(x).amax(dim=tuple(dims), keepdim=True)
+    return round_to_units(x, shifts_for(largest, bits))
+
+
+def finite_exponents(x: Tensor) -> Tensor:
+    """Return the bits of the exponents (int64, shape of ``x``), 0 for NaN and infinities."""
+    exponent = x.contiguous().view(torch.int64).view(x.shape) & _EXPONENT
+    return torch.where(exponent == _EXPONENT, 0, exponent)
+
+
+def shifts_for(largest: Tensor, bits: int | Tensor) -> Tensor:
+    """Return 1.5 * 2**52 units for groups whose largest exponents have the bits ``largest``; as ``_jit_units``."""
+    field = (largest >> 52).clamp(int(LOWEST), int(HIGHEST)) + (53 - bits)
+    return ((field << 52) | (1 << 51)).view(torch.float64)
+
+
+def round_to_units(x: Tensor, shift: Tensor) -> Tensor:
+    """Round values of any kind to whole units; as ``_jit_units.round_any``."""
     rounded = (x + shift) - shift
-    rounded = torch.where(x.abs() >= 2.0**480, torch.copysign(torch.full_like(x, torch.inf), x), rounded)
+    rounded = torch.where(x.abs() >= LIMIT, torch.copysign(torch.full_like(x, torch.inf), x), rounded)
     return torch.where(torch.isfinite(x), rounded, x)
 
 

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from vt_core.numerics import _jit_scatter
 from vt_core.numerics._jit_quantise import in_parts
-from vt_core.numerics.quantise import check_float64, use_compiled
+from vt_core.numerics.quantise import check_float64, finite_exponents, round_to_units, shifts_for, use_compiled
 
-_EXPONENT = 0x7FF0000000000000
-_LOWEST, _HIGHEST = 1022 - 400, 1022 + 480  # biased exponents, as in ``quantise``
 _NARROW = 16
 """Rows of fewer columns are handled one element after the other."""
 _COLUMNS = 8
@@ -79,17 +77,11 @@ def reference_add_rows_(out: Tensor, index: Tensor, terms: Tensor) -> bool:
     if int(index.min()) < 0 or int(index.max()) >= out.shape[0]:
         return False
     rows, slots, counts = torch.unique(index, return_inverse=True, return_counts=True)
-    pattern = terms.contiguous().view(torch.int64)
-    exponent = pattern & _EXPONENT
-    exponent = torch.where(exponent == _EXPONENT, 0, exponent)
+    exponent = finite_exponents(terms)
     largest = exponent.new_zeros(len(rows), terms.shape[1])
     largest.scatter_reduce_(0, slots[:, None].expand_as(exponent), exponent, "amax")
     bits = 51 - torch.frexp((counts - 1).double()).exponent.long()[:, None]  # the exponent is the bit length
-    field = (largest >> 52).clamp(_LOWEST, _HIGHEST) + (53 - bits)
-    shift = ((field << 52) | (1 << 51)).view(torch.float64)[slots]  # 1.5 * 2**52 units
-    rounded = (terms + shift) - shift
-    rounded = torch.where(terms.abs() >= 2.0**480, torch.copysign(torch.full_like(terms, torch.inf), terms), rounded)
-    rounded = torch.where(torch.isfinite(terms), rounded, terms)
+    rounded = round_to_units(terms, shifts_for(largest, bits)[slots])
     sums = torch.zeros_like(largest, dtype=torch.float64).index_add_(0, slots, rounded)
     out.index_copy_(0, rows, out[rows] + sums)
     return True
