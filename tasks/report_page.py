@@ -109,11 +109,14 @@ def curves(facts: Facts, inputs: ReportInputs) -> str:
     return _section("The run", f'<div class="curves">{"".join(figures)}</div>{said}{notes}{more}')
 
 
+NOTHING_LOGGED = "No result needed a rounding decision: each is the same on every machine, and the log is empty."
+
+
 def rounding(facts: Facts) -> str:
     """Return the table of logged roundings per op class."""
     used = [c for c in facts.classes if c.elements]
     if not used:
-        return _section("Rounding decisions", f"<p>{MISSING}</p>")
+        return _section("Rounding decisions", f"<p>{NOTHING_LOGGED if facts.classes else MISSING}</p>")
     head = ["op class", "elements", "logged", "share", "settled the other way", "headroom", "mean"]
     rows = [
         [

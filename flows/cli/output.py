@@ -77,7 +77,10 @@ def print_verdict(verdict: dict[str, Any]) -> None:
     out.print(f"[bold {colour}]{verdict['verdict']}[/]{reason}: {escape(one_line(verdict['message']))}")
     coverage = verdict["coverage"]
     out.print(f"  run {verdict['run_id']}, {coverage['replayed']} of {coverage['total']} segments replayed")
-    for op_class, n in verdict.get("counts", {}).items():
+    counts = verdict.get("counts", {})
+    if counts and not any(n["elements"] for n in counts.values()):
+        out.print("  no result needed a rounding decision: the log is empty", style="dim")
+    for op_class, n in counts.items():
         if n["elements"]:
             share = n["entries"] / n["elements"]
             out.print(

@@ -13,7 +13,7 @@ import torch
 from support.awkward import awkward
 from support.op_disputes import Bench, session_with
 from support.processes import prepare
-from support.runs import SMALL_DIGITS
+from support.runs import NO_LOG, SMALL_DIGITS
 from support.worker import cases
 from torch import Tensor
 
@@ -108,12 +108,18 @@ def test_every_record_of_the_smallest_job(step: int) -> None:
     assert judged[rec.COMMIT] and judged[rec.STATE] and sum(judged.values()) > 50
 
 
-def test_contractions_without_a_log_are_judged_as_such() -> None:
-    case = dataclasses.replace(SMALL_DIGITS, train={**SMALL_DIGITS.train, "contractions": "exact"})
+@pytest.mark.parametrize("functions", ["logged", "exact"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_operations_without_a_log_are_judged_as_such(step: int, functions: str) -> None:
+    case = dataclasses.replace(NO_LOG, train={**NO_LOG.train, "functions": functions})
     bench = Bench(case, agreed=False)
-    judged, wrong = judge_all(bench, bench.claim(1), EACH)
+    claim = bench.claim(step)
+    judged, wrong = judge_all(bench, claim, EACH)
     assert not wrong
-    assert judged["aten.convolution.default"] and judged["aten.convolution_backward.default"]
+    if step:
+        assert judged["aten.convolution.default"] and judged["aten.convolution_backward.default"]
+    decided = any("decisions" in rec.parse_record(r) for r in claim.records)
+    assert decided == (functions == "logged" and step > 0), "weights are drawn without a decision"
 
 
 def test_writes_through_views_are_judged() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.disputants import CHEATS, Maker
 from support.disputes import PUBLIC, play_parties
-from support.runs import SMALL_DIGITS, Case, Trainer, artifacts, read_commitments
+from support.runs import NO_LOG, SMALL_DIGITS, Case, Trainer, artifacts, read_commitments
 
 from vt_core.dispute.inputs import agreed_facts
 from vt_core.dispute.messages import OTHER, PARTIES, Role
@@ -70,10 +70,11 @@ def dispute(folder: Path, trainer: Maker, auditor: Maker, segment: int, case: Ca
     return played
 
 
+@pytest.mark.parametrize("case", [SMALL_DIGITS, NO_LOG], ids=["logged", "exact"])
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_cheating_trainer_does_not_win(runs, name):
+def test_a_cheating_trainer_does_not_win(runs, name, case):
     make, segment, step, reasons = CHEATS[name]
-    played = dispute(runs(name), make, Session, segment)
+    played = dispute(runs(name, case), make, Session, segment, case)
     assert played.ruling.reason in reasons, played.ruling
     disputed = played.ruling.reason.endswith("_disputed")
     assert played.ruling.winner is (None if disputed else Role.AUDITOR), played.ruling
@@ -81,11 +82,12 @@ def test_a_cheating_trainer_does_not_win(runs, name):
     assert played.rounds <= 20 and played.message_bytes < 1_000_000
 
 
+@pytest.mark.parametrize("case", [SMALL_DIGITS, NO_LOG], ids=["logged", "exact"])
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_lying_auditor_does_not_win(runs, name):
+def test_a_lying_auditor_does_not_win(runs, name, case):
     """The auditor's replay is the cheat's, the run is honest."""
     make, segment, step, _ = CHEATS[name]
-    played = dispute(runs("honest"), Session, make, segment)
+    played = dispute(runs("honest", case), Session, make, segment, case)
     assert played.ruling.winner in (Role.TRAINER, None), played.ruling
     assert (played.ruling.winner is None) == played.ruling.reason.endswith("_disputed"), played.ruling
     assert (played.ruling.place["segment"], played.ruling.place["step"]) == (segment, step)

@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import torch
 from support.cheats import AtStep, DatasetWith, DriftsOneUlp, ReplacesWeights, TampersStatistics
+from torch import Tensor
 
+from vt_core.engine.plans import Plan
 from vt_core.engine.rounding import Rounding
+from vt_core.numerics import OpClass
 from vt_core.training.job import Dataset, Job
 from vt_core.training.session import Session, StepOutcome
 from vt_core.training.spec import RunSpec
@@ -40,24 +43,41 @@ class AddsToAGradient(AtStep):
 
 
 class WrongSum(AtStep):
-    """Doubles what one contraction of the backward pass gave, in its result: nothing but numbers differs."""
+    """Doubles what one contraction of the backward pass gave, in its result: nothing but numbers differs.
+
+    In a run with a log that is the 20th logged result, in one without the seventh result of a contraction.
+    """
 
     def cheat(self, step: int, rounding: Rounding) -> StepOutcome:
-        inexact, count = type(rounding).inexact, 0
+        inexact, put_on_grid, count = type(rounding).inexact, self.mode.put_on_grid, 0
 
-        def wrong(x, op_class, floor, place):  # type: ignore[no-untyped-def]
+        def double(x: Tensor) -> None:
+            with torch.no_grad():
+                x.mul_(2.0)
+
+        def wrong_inexact(x, op_class, bound, place):  # type: ignore[no-untyped-def]
             nonlocal count
-            inexact(rounding, x, op_class, floor, place)
+            inexact(rounding, x, op_class, bound, place)
             count += 1
             if count == 20:
-                with torch.no_grad():
-                    x.mul_(2.0)
+                double(x)
 
-        rounding.inexact = wrong  # type: ignore[method-assign]
+        def wrong_exact(plan: Plan, tensor: Tensor) -> None:
+            nonlocal count
+            put_on_grid(plan, tensor)
+            if plan.op_class is OpClass.CONTRACTION:
+                count += 1
+                if count == 7:
+                    double(tensor)
+
+        rounding.inexact = wrong_inexact  # type: ignore[method-assign]
+        if self.spec.contractions != "logged":
+            self.mode.put_on_grid = wrong_exact  # type: ignore[method-assign]
         try:
             return self.honest(step, rounding)
         finally:
             del rounding.inexact  # type: ignore[method-assign]
+            self.mode.__dict__.pop("put_on_grid", None)
 
 
 def poisoned(spec: RunSpec, job: Job, dataset: Dataset, device: str = "cpu") -> Session:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,9 @@ SMALL_DIGITS = Case(
     {"seed": 7, "steps": 6, "segment_steps": 2},
 )
 """Initialisation and three segments of two steps."""
+
+NO_LOG = replace(SMALL_DIGITS, train={**SMALL_DIGITS.train, "contractions": "exact", "functions": "exact"})
+"""The same as a run with default parameters: every operation has one result, and the log stays empty."""
 
 
 SessionMaker = Callable[[RunSpec, Job, Dataset], Session]

@@ -166,8 +166,10 @@ class RecordingMode(VerifiedMode):
         keep: Collection[Origin], kept: dict[Origin, Tensor],
     ) -> None:  # fmt: skip
         honest = session.mode
-        super().__init__(honest.compute, honest.rounding, honest.streams, honest.tracker, honest.promote)
-        self.treatments = dict(honest.treatments)
+        super().__init__(
+            honest.compute, honest.rounding, honest.streams, honest.tracker, honest.promote,
+            session.spec.contractions, session.spec.functions,
+        )  # fmt: skip
         self._session, self._source, self._start, self._step = session, source, start, step
         self._keep, self._kept = frozenset(keep), kept
         self._recording = False
