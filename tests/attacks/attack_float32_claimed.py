@@ -21,4 +21,5 @@ ATTACK = Attack(
     reason="log_implausible",
     place=Place(2, 3, "aten.convolution.default (conv1)"),
     mount=mount,
+    needs_log=True,
 )

@@ -21,4 +21,5 @@ ATTACK = Attack(
     reason="log_biased",
     place=Place(),
     mount=mount,
+    needs_log=True,
 )

@@ -27,4 +27,5 @@ ATTACK = Attack(
     reason="log_implausible",
     place=Place(2, 3, "aten.native_batch_norm.default (norm1)"),
     mount=mount,
+    needs_log=True,
 )

@@ -15,11 +15,17 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Where attacks are mounted; honest runs are trained once for all of them."""
+def labs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Where attacks are mounted on runs with and without a log; honest runs are trained once for all of them."""
     from attacks.zoo import Lab
 
-    return Lab(tmp_path_factory.mktemp("zoo"))
+    return {how: Lab(tmp_path_factory.mktemp(how)) for how in ("logged", "exact")}
+
+
+@pytest.fixture
+def lab(labs: dict[str, Any]) -> Any:
+    """Where attacks are mounted on runs with a log."""
+    return labs["logged"]
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import torch
 from attacks.zoo import SEGMENT, VERIFIED, Finding, Lab, Place
-from support.cheats import AtStep
+from support.disputants import WrongSum
 from support.disputes import PUBLIC, Meddle, Played, play_parties
 from support.runs import SMALL_DIGITS, Trainer, artifacts, read_commitments
 
@@ -20,37 +18,13 @@ from vt_core.dispute.party import Claim
 from vt_core.dispute.referee import examine
 from vt_core.dispute.rules import Fault, Ruling
 from vt_core.dispute.run_claim import RunClaim
-from vt_core.engine.rounding import Rounding
 from vt_core.training.job import Dataset, Job
-from vt_core.training.session import Session, StepOutcome
+from vt_core.training.session import Session
 from vt_core.training.spec import RunSpec
 from vt_core.verify.audit import Run, open_run
 
 Maker = Callable[[RunSpec, Job, Dataset], Session]
 Wrap = Callable[[Claim], Claim]
-
-
-class WrongSum(AtStep):
-    """Doubles the result of one operation of step 3: the program and its inputs are the agreed ones."""
-
-    NUMBER = 20  # among the inexact results of the step
-
-    def cheat(self, step: int, rounding: Rounding) -> StepOutcome:
-        inexact, count = type(rounding).inexact, 0
-
-        def wrong(x: torch.Tensor, op_class: Any, floor: float, place: Any) -> None:
-            nonlocal count
-            inexact(rounding, x, op_class, floor, place)
-            count += 1
-            if count == self.NUMBER:
-                with torch.no_grad():
-                    x.mul_(2.0)
-
-        rounding.inexact = wrong  # type: ignore[method-assign]
-        try:
-            return self.honest(step, rounding)
-        finally:
-            del rounding.inexact
 
 
 def wrong_run(lab: Lab) -> Path:

@@ -121,6 +121,8 @@ class Attack:
     place: Place
     mount: Callable[[Lab], Mounted]
     result: str = "rejected"
+    needs_log: bool = False
+    """It lies in the log, so it cannot be mounted on a run whose operations all have one result."""
 
     @property
     def expected(self) -> Finding:

@@ -30,6 +30,12 @@ def commit(folder: Path, leaves: list[Leaf]) -> None:
     recommit(folder, {SEGMENT: leaves})
 
 
+def logs_of(folder: Path) -> list[StepLog]:
+    """Return the decoded logs of the forged segment's steps."""
+    with LogReader(artifacts(folder, SEGMENT) / LOG, 1 << 30) as reader:
+        return list(reader)
+
+
 def rewrite_log(folder: Path, change: Callable[[dict[int, StepLog]], Any], fix_leaves: bool = True) -> None:
     """Change the decoded log of the forged segment; commitments follow, with ``fix_leaves`` the leaves too."""
     path = artifacts(folder, SEGMENT) / LOG

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +43,20 @@ RESNET = "vt_core.jobs.cifar_resnet:CifarResNetJob"
 GPT = "vt_core.jobs.gpt2_text:Gpt2TextJob"
 
 
+UNSAID: ContextVar[str] = ContextVar("UNSAID", default="logged")
+"""How contractions and functions of a case are computed that does not say: with a log for all there may be one for."""
+
+
+@contextmanager
+def unsaid(how: str) -> Iterator[None]:
+    """Let cases that do not say be ``logged`` or ``exact`` for a while."""
+    token = UNSAID.set(how)
+    try:
+        yield
+    finally:
+        UNSAID.reset(token)
+
+
 @dataclass(frozen=True)
 class Case:
     """A job, its arguments, where its data lies, and the ``train`` section of the parameters."""
@@ -53,11 +69,7 @@ class Case:
     def open(self) -> tuple[Job, Dataset, RunSpec]:
         job = load_job(self.reference, dict(self.args))
         dataset = job.dataset(self.location)
-        train = {
-            "contractions": "logged",
-            "functions": "logged",
-            **self.train,
-        }  # with a log for everything there may be one for
+        train = {"contractions": UNSAID.get(), "functions": UNSAID.get(), **self.train}
         return job, dataset, build_spec(job, dataset, self.reference, self.args, train)
 
 
