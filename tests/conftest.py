@@ -31,6 +31,24 @@ if os.environ.get("VT_FUZZ_RANDOM") != "1":
     settings.load_profile("repeatable")
 
 
+ROOT = Path(__file__).resolve().parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests (``make test``), keep those of a file together, and those of the flows.
+
+    What a module or a session prepares is then made once. The flows wait for services more than they compute: they
+    start first, and one process has them all.
+    """
+    if config.getoption("dist", "no") == "no":
+        return
+    for item in items:
+        file = item.path.relative_to(ROOT)
+        item.add_marker(pytest.mark.xdist_group("flows" if file.parts[0] == "flows" else str(file)))
+    items.sort(key=lambda item: item.path.parent.name != "flows")
+
+
 @dataclass(frozen=True)
 class Seaweed:
     """A running S3 server; pass these on explicitly, or use ``s3_env``. Nothing global is set."""

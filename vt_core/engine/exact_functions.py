@@ -30,16 +30,13 @@ from vt_core.engine.plans import Plan, by_name
 if TYPE_CHECKING:
     from vt_core.engine.mode import VerifiedMode
 
-FORMS: dict[str, Form] = {
-    **exact_elementary.FORMS,
-    **exact_sums.FORMS,
-    **exact_losses.FORMS,
-    **exact_softmax.FORMS,
-    **exact_norms.FORMS,
-    **exact_pools.FORMS,
-    **exact_reductions.FORMS,
-    **exact_scatter.FORMS,
-}
+_MODULES = (
+    exact_elementary, exact_sums, exact_losses, exact_softmax, exact_norms, exact_pools, exact_reductions,
+    exact_scatter,
+)  # fmt: skip
+FORMS: dict[str, Form] = {name: form for module in _MODULES for name, form in module.FORMS.items()}
+FLOAT32: frozenset[str] = frozenset().union(*(getattr(module, "FLOAT32", ()) for module in _MODULES))
+"""Forms that read float32 tensors themselves: the same results as widened, without the passes over memory."""
 
 AFTER_CANONICAL: dict[str, Form] = {"pow": exact_elementary.pow_form}
 """For arguments for which an operation has no canonical form (``canonical.py``)."""
@@ -60,7 +57,8 @@ def exact_function(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, .
     ):
         return mode.run_inexact(plan, func, args, kwargs)
     narrow = mode.compute is not torch.float64
-    arguments = {k: _wide(v) for k, v in given.items()} if narrow else given
+    widen = narrow and plan.name not in FLOAT32
+    arguments = {k: _wide(v) for k, v in given.items()} if widen else given
     form = FORMS.get(plan.name) or AFTER_CANONICAL[plan.name]
     result = form(arguments)
     if result is None:
@@ -77,7 +75,7 @@ def exact_function(mode: VerifiedMode, plan: Plan, func: Any, args: tuple[Any, .
             if isinstance(result, tuple)
             else _narrow(result, mode.compute)
         )
-        for name in names:
+        for name in names if widen else ():
             if isinstance(given.get(name), Tensor):
                 given[name].copy_(arguments[name])
     for tensor in (*(result if isinstance(result, tuple) else (result,)), *written):
