@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # A user with a GPU gives another constraints file: make demo CONSTRAINTS=my-constraints.txt
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
+# Processes that share the tests: as many as there are cores, but no more than the memory of a laptop has room for.
+TEST_PROCESSES ?= logical
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 # Threads that spin while they wait steal the core from those that work.
@@ -19,7 +21,7 @@ demo: $(VENV)/.installed  ## train, audit, and catch a cheating trainer: the who
 	$(BIN)/vt demo
 
 test: $(VENV)/.installed-dev  ## all tests; starts and stops what they need
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check .
