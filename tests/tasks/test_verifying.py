@@ -253,6 +253,7 @@ def test_vt_verify_loads_no_torch(store: Store, tmp_path: Path):
     ("key", "code", "says"),
     [(TRAINER.verifier.text, 0, "verified-evidence"), (STRANGER.verifier.text, 1, "signature_invalid"),
      (None, 2, "not_signed"), ("no key", 3, "cannot read the key")],
+    ids=["trainer", "stranger", "none", "no-key"],
 )  # fmt: skip
 def test_exit_codes_of_vt_verify(store: Store, tmp_path: Path, key: str | None, code: int, says: str):
     publish(store, RUN)
