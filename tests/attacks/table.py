@@ -27,6 +27,9 @@ tests show that it *is* an attack (the run ends in another state, or other bytes
 counterpart is verified, and that the attack is found with exactly this reason code and at exactly this place. All
 verdicts are `rejected`, except where the reason is marked *inconclusive* or belongs to the dispute game.
 
+All but the {logs} that lie in the log are mounted twice: on a run with a log for everything there may be one for, and on
+one with default parameters, whose log is empty.
+
 Steps 3 and 4 are segment 2; segment 0 is the initialisation. Seconds are CPU time and include training the attacked run
 and auditing all of it: {total:.0f} s together, on {machine}. What honest runs get is in
 `tests/verify/test_profiles.py` and `tests/attacks/test_honest.py`.
@@ -44,7 +47,8 @@ def row(attack: Attack, seconds: str) -> tuple[str, ...]:
 def render(attacks: Sequence[Attack], seconds: Mapping[str, float]) -> str:
     """Return the document. ``seconds``: CPU time of each attack by name."""
     machine = f"one {platform.machine()} machine, Python {platform.python_version()}"
-    lines = [HEAD.format(count=len(attacks), machine=machine, total=sum(seconds.values()))]
+    logs = sum(a.needs_log for a in attacks)
+    lines = [HEAD.format(count=len(attacks), logs=logs, machine=machine, total=sum(seconds.values()))]
     for kind in KINDS:
         rows = [row(a, f"{seconds[a.name]:.1f}") for a in attacks if a.kind == kind]
         if rows:
