@@ -27,8 +27,8 @@ tests show that it *is* an attack (the run ends in another state, or other bytes
 counterpart is verified, and that the attack is found with exactly this reason code and at exactly this place. All
 verdicts are `rejected`, except where the reason is marked *inconclusive* or belongs to the dispute game.
 
-All but the {logs} that lie in the log are mounted twice: on a run with a log for everything there may be one for, and on
-one with default parameters, whose log is empty.
+All but the {logs} that lie in the log are mounted twice: on a run with a log for everything there may be one for, and
+on one with default parameters, whose log is empty.
 
 Steps 3 and 4 are segment 2; segment 0 is the initialisation. Seconds are CPU time and include training the attacked run
 and auditing all of it: {total:.0f} s together, on {machine}. What honest runs get is in
