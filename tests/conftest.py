@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     What a module or a session prepares is then made once. The flows wait for services more than they compute: they
     start first, and one process has them all.
     """
-    if config.getoption("dist", "no") == "no":
+    if not config.getoption("loadgroup", False):  # xdist's word to a worker, for --dist loadgroup
         return
     for item in items:
         file = item.path.relative_to(ROOT)
