@@ -21,7 +21,7 @@ demo: $(VENV)/.installed  ## train, audit, and catch a cheating trainer: the who
 	$(BIN)/vt demo
 
 test: $(VENV)/.installed-dev  ## all tests; starts and stops what they need
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(BIN)/ruff check .

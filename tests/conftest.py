@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 START_TIMEOUT_S = 60
 
@@ -31,22 +33,29 @@ if os.environ.get("VT_FUZZ_RANDOM") != "1":
     settings.load_profile("repeatable")
 
 
-ROOT = Path(__file__).resolve().parent
+FLOWS = "tests/flows/"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests (``make test``), keep those of a file together, and those of the flows.
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Shares tests among processes by file, so that what a module prepares is made once; one process has all flows.
 
-    What a module or a session prepares is then made once. The flows wait for services more than they compute: they
-    start first, and one process has them all.
+    The flows share a Prefect server and workers, and wait more than they compute.
     """
-    if not config.getoption("loadgroup", False):  # xdist's word to a worker, for --dist loadgroup
-        return
-    for item in items:
-        file = item.path.relative_to(ROOT)
-        item.add_marker(pytest.mark.xdist_group("flows" if file.parts[0] == "flows" else str(file)))
-    items.sort(key=lambda item: item.path.parent.name != "flows")
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return FLOWS if file.startswith(FLOWS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    """Replace the scheduler of ``--dist loadfile`` (``make test``)."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the flows where several processes share the tests: alone at the end they would take long."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(FLOWS))
 
 
 @dataclass(frozen=True)
