@@ -127,6 +127,15 @@ def test_values_finer_than_the_tolerance_are_pushed_not_flipped() -> None:
     assert found.moved >= 2 and found.pushed == pytest.approx(1.25, rel=1e-3)
 
 
+def test_multiples_of_a_least_step_are_decisions() -> None:
+    tolerance = Tolerance(None, TOLERANCE.atol_exp, 5)
+    step = 32 * TAU
+    x = np.array([3.5 * step + 0.5 * TAU, 3.5 * step - 0.5 * TAU, 5 * step])
+    found = uses(x, np.array([3.0, 3.0, 5.0]) * step, tolerance, 0, FLOAT32)
+    assert (found.decisions, found.flipped, found.fine) == (2, 1, 0)
+    assert uses(x[:2], np.array([3.0, 3.0]) * step, TOLERANCE, 0, FLOAT32).fine == 2, "without one the grid is finer"
+
+
 def test_zeros_count_only_where_they_were_moved_far() -> None:
     none = Uses(0, 0, 0, 0, 0.0)
     assert used_by([0.0, 0.0], [0.0, 2.0**-100]) == none, "a liar could log zeros to dilute its mean"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vt_core.numerics import Grid, Tolerance, fingerprint, max_magnitude, round_plain_
-from vt_core.numerics.scale import scale_exponent
+from vt_core.numerics.scale import scale_exponent, stepped
 from vt_core.verify.explain import Explanation, explain
 
 GRID = Grid.parse("float32")
@@ -144,3 +144,16 @@ def test_float32_onto_bfloat16() -> None:
     found = explain(x, own, tolerance, grid, scale_of(x), fingerprint(trainer), WITHIN)
     assert found is not None and (found.position, found.trainer_value) == (20, 0.75 + 2.0**-8)
     assert found.distance == pytest.approx(3.0)
+
+
+def test_near_zero_the_grid_is_that_of_the_least_step() -> None:
+    tolerance, step = Tolerance(None, -44, 5), 2.0**-39
+    x = values()
+    x[9] = 3.5 * step - 0.25 * 2.0**-44
+    own = x.clone()
+    round_plain_(own, stepped(GRID, tolerance, 0), False)
+    trainer = own.clone()
+    trainer[9] = 4 * step
+    found = explain(x, own, tolerance, GRID, 0, fingerprint(trainer) & 0xFFFFFFFF, WITHIN)
+    assert found is not None and found.flips == ((9, 4 * step),)
+    assert found.auditor_value == 3 * step and found.distance == pytest.approx(0.25, rel=1e-3)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vt_core.numerics import Grid, Tolerance, fingerprint, round_plain_
+from vt_core.numerics.grid import lattice_index, lattice_value
 from vt_core.numerics.scale import absolute_part, stepped
 from vt_core.numerics.sparse import FINGERPRINT_FACTOR
 
@@ -70,9 +71,8 @@ def explain(
         return None
     where = near.numpy()
     mine, x, t = own[near].numpy(), flat[near].numpy(), tau[near].numpy()
-    # The nearer side of the two, if both are within reach.
-    low_n, high_n = low[near].numpy(), high[near].numpy()
-    other = np.where(high_n != mine, high_n, low_n)
+    # The value on the nearer side: with a least step farther ones are within reach too.
+    other = lattice_value(lattice_index(mine, grid) + np.where(x >= mine, 1, -1), grid).astype(mine.dtype)
     weight = ((2 * where.astype(np.uint64) + 1) * np.uint64(FINGERPRINT_FACTOR)) & np.uint64(0xFFFFFFFF)
     change = ((_bits(other) - _bits(mine)).astype(np.uint64) * weight) & np.uint64(0xFFFFFFFF)
     need = (wanted - own_print) & 0xFFFFFFFF
