@@ -22,16 +22,21 @@ from bench.shares import Shares
 from bench.turns import Turns, answer
 from bench.workloads import WORKLOADS, location
 from vt_core.engine.rounding import Place, TrainerRounding
-from vt_core.engine.rounding_log import LogReader, entropy_floor_bits
+from vt_core.engine.rounding_log import entropy_floor_bits
 from vt_core.engine.scale import Bound
+from vt_core.evidence.merkle import root
+from vt_core.evidence.records import SegmentRecord
 from vt_core.numerics import OpClass
-from vt_core.training.checkpoint import load_checkpoint
 from vt_core.training.job import load_job
-from vt_core.training.segment import LOG, Segment, train_segment
+from vt_core.training.leaves import decode_leaves
+from vt_core.training.segment import LEAVES, Segment, file_table, train_segment
 from vt_core.training.session import Session
-from vt_core.training.spec import build_spec
+from vt_core.training.spec import RunSpec, build_spec
 from vt_core.training.state import digest
-from vt_core.verify.strict import StrictRounding
+from vt_core.verify.audit import total_counts
+from vt_core.verify.limits import AuditorLimits
+from vt_core.verify.replay import replay_segment
+from vt_core.verify.verdict import SegmentResult
 
 SETTINGS: dict[str, dict[str, str]] = {
     "logged": {"contractions": "logged"},
@@ -133,34 +138,41 @@ def evidence_figures(done: Segment, floor: float) -> dict[str, Any]:
 
 
 def replay(session: Session, folder: Path) -> dict[str, Any]:
-    """Replay both segments with their logs, as an audit does; raises if the final state is another."""
-    spec = session.spec
-    rounding = StrictRounding(session.grid, spec.policy, spec.fingerprints)
-    turns, findings = Turns(), 0
+    """Audit both segments; raises if one is not replayed bit for bit."""
+    turns, last = Turns(), session.spec.steps
+    results: list[SegmentResult] = []
+    start: tuple[SegmentRecord, Path] | None = None
+
+    def progress(step: int) -> None:
+        if step == 1:
+            answer("ready")
+            turns.wait()
+        elif step > 1:
+            turns.step_done(step == last)
+
     for index in (0, 1):
-        if index:
-            session.restore(load_checkpoint(folder / "0"))
-        with LogReader(folder / str(index) / LOG, 1 << 34) as reader:
-            for step in reader.steps:
-                rounding.begin_replay(reader.read_step(step))
-                _ = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
-                rounding.end_replay()
-                root = session.digest(step).root
-                findings += len(rounding.findings)
-                if step == 1:
-                    answer("ready")
-                    turns.wait()
-                elif step > 1:
-                    turns.step_done(step == spec.steps)
-        if digest(load_checkpoint(folder / str(index))).root != root:
-            raise SystemExit(f"segment {index}: the replay ends in another state")
-    counts = rounding.counters.by_class.items()
+        where = folder / str(index)
+        record = committed(session.spec, index, where)
+        results.append(replay_segment(session, record, where, start, AuditorLimits.default(), progress))
+        if results[-1].reason is not None:
+            raise SystemExit(f"segment {index}: {results[-1].reason}: {results[-1].message}")
+        start = (record, where)
+    counts = total_counts(results)
     return {
-        "findings": findings,
-        "state": root.hex(),
-        "disagreements": {str(c): n.disagreements for c, n in counts},
-        "headroom": {str(c): n.max_distance for c, n in counts},
+        "state": results[-1].final_state,
+        "disagreements": {c: n["disagreements"] for c, n in counts.items()},
+        "headroom": {c: float(n["max_distance"]) for c, n in counts.items()},
     }
+
+
+def committed(spec: RunSpec, index: int, where: Path) -> SegmentRecord:
+    """Return the record of a segment as a trainer publishes it; ``where`` holds its files."""
+    first, last = spec.segment_range(index)
+    hashes = [leaf.hash() for leaf in decode_leaves((where / LEAVES).read_bytes())]
+    return SegmentRecord(
+        run_id="bench", spec=spec.digest(), index=index, first_step=first, last_step=last, previous=None,
+        files=file_table(where), leaves=[h.hex() for h in hashes], root=root(hashes).hex(), pointer={},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -34,8 +34,10 @@ class LiveDigest:
 
     def __init__(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, grid: Grid) -> None:
         """Hash what the next step may write early, and start hashing the rest."""
-        self._step, self._scalars = step, live_scalars(model, optimizer)
+        self._step = step
+        self._failed: BaseException | None = None
         tensors = live_tensors(model, optimizer)
+        self._scalars = live_scalars(model, optimizer)
         later = _unwritten_until_the_update(tensors)
         self._now = tensor_roots({name: t for name, t in tensors.items() if name not in later}, grid)
         self._later = Pending(later, grid, background=True)
@@ -45,9 +47,24 @@ class LiveDigest:
         """Addresses of the storages that must not be written before :meth:`result` has returned."""
         return self._later.reads
 
+    @property
+    def failed(self) -> bool:
+        """Whether :meth:`result` has raised."""
+        return self._failed is not None
+
     def result(self) -> StateDigest:
-        """Finish and return the digest; may be called again."""
-        return self._digest
+        """Finish and return the digest; may be called again.
+
+        What it once raised (a full memory, an interruption) it raises again: a chunk that was not hashed is lost, and
+        a digest without it would be that of another state.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._digest
+        except BaseException as error:
+            self._failed = error
+            raise
 
     @cached_property
     def _digest(self) -> StateDigest:
@@ -69,10 +86,13 @@ class GuardedMode(VerifiedMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def settle(self) -> None:
-        """Wait until everything is hashed: afterwards the whole state may be written."""
-        if self.pending is not None:
-            self.pending.result()
-            self.pending = None
+        """Wait until everything is hashed: afterwards the whole state may be written.
+
+        Raises what hashing raised, unless somebody who asked for the digest was told already.
+        """
+        pending, self.pending = self.pending, None
+        if pending is not None and not pending.failed:
+            pending.result()
 
     def _wait_for_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.pending is not None

@@ -8,6 +8,9 @@ The rules, in this order; the first that fails is the segment's result:
 4. the checkpoint's digest is the state root of the last leaf;
 5. the replay, from the checkpoint of the segment before, has at each leaf the same trace, finds every used log
    entry plausible, ends in the same state root, and yields the words that the leaf's work commitment hides.
+
+The state of a leaf is hashed while the next step runs, as the trainer does it, and is compared before anything of that
+step is looked at: its findings, its exceptions, its progress. So the result is that of comparing leaf after leaf.
 """
 
 from __future__ import annotations
@@ -27,16 +30,18 @@ from vt_core.evidence.records import SegmentRecord
 from vt_core.evidence.work import Challenge, Work
 from vt_core.training.checkpoint import MAX_SCALARS_BYTES, MAX_TENSORS_BYTES, SCALARS, TENSORS, load_checkpoint
 from vt_core.training.leaves import MAX_LEAVES_BYTES, Leaf, decode_leaves
+from vt_core.training.live_digest import LiveDigest
 from vt_core.training.segment import ENVIRONMENT, FILES, LEAVES, LOG, METRICS, commit_steps
 from vt_core.training.session import Session
 from vt_core.training.state import State, StateDigest, digest
 from vt_core.verify.bias import USES
 from vt_core.verify.limits import AuditorLimits
-from vt_core.verify.reconsider import recalibrate, reconsider
+from vt_core.verify.reconsider import Found, recalibrate, reconsider
 from vt_core.verify.strict import StrictRounding
 from vt_core.verify.verdict import Divergence, Reason, SegmentResult
 
 Progress = Callable[[int], None]
+Counts = dict[str, dict[str, Any]]
 MAX_LOG_BYTES = 4 << 30
 MAX_SIZES = {
     TENSORS: MAX_TENSORS_BYTES, SCALARS: MAX_SCALARS_BYTES, LOG: MAX_LOG_BYTES, LEAVES: MAX_LEAVES_BYTES,
@@ -53,6 +58,30 @@ class Opened:
 
     leaves: list[Leaf]
     state: State
+
+
+@dataclass(frozen=True)
+class _OpenLeaf:
+    """What the steps up to ``leaf`` yielded; the state's digest is still in the making.
+
+    ``first`` is the first step with findings and what they are. ``counts`` and ``work`` hold nothing of later steps.
+    """
+
+    leaf: Leaf
+    state: LiveDigest
+    trace: bytes
+    work: Work
+    first: tuple[int, list[SiteFinding]] | None
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The finding at a leaf, None if there is none, with counts and work as they were there."""
+
+    found: Found | None
+    counts: Counts
+    work: Work
 
 
 def check_files(record: SegmentRecord, directory: Path) -> None:
@@ -137,24 +166,26 @@ def replay_segment(
     started = time.perf_counter()
     rounding = StrictRounding(session.grid, session.spec.policy, session.spec.fingerprints)
     final_state: str | None = None
-    work: Work | None = None
+    leaves: list[Leaf] = []
+    outcome: _Outcome | None = None
 
     def result(reason: Reason | None, message: str, divergence: Divergence | None) -> SegmentResult:
         return SegmentResult(
             record.index, record.first_step, record.last_step, reason, message, divergence,
-            audited_counts(rounding), time.perf_counter() - started, final_state, proof(reason),
+            audited_counts(rounding) if outcome is None else outcome.counts,
+            time.perf_counter() - started, final_state, proof(reason),
         )  # fmt: skip
 
     def proof(reason: Reason | None) -> dict[str, Any] | None:
-        if reason is not None or work is None or challenge is None:
+        if reason is not None or outcome is None or challenge is None:
             return None
-        last = opened.leaves[-1]
+        last = leaves[-1]
         named = {"step": last.step, "state": last.state.hex(), "log": last.log.hex(), "trace": last.trace.hex()}
-        return named | work.open(challenge.anchor, challenge.nonce, record.index)
+        return named | outcome.work.open(challenge.anchor, challenge.nonce, record.index)
 
     try:
-        opened = open_segment(session, record, directory)
-        final_state = opened.leaves[-1].state.hex()
+        leaves = open_segment(session, record, directory).leaves
+        final_state = leaves[-1].state.hex()
         state = None
         if start is not None:
             before, before_directory = start
@@ -163,12 +194,13 @@ def replay_segment(
             last = decode_leaves(read_bounded(before_directory / LEAVES, MAX_LEAVES_BYTES, LEAVES))[-1]
             if digest(state).root != last.state or state.step != before.last_step:
                 raise EvidenceError("state_mismatch", "the checkpoint to start from is not the committed state")
-        found, work = _replay(session, record, directory, state, opened.leaves, rounding, limits, progress)
+        outcome = _replay(session, record, directory, state, leaves, rounding, limits, progress)
+        found = outcome.found
         if found is not None:
-            spec, leaves = session.spec, opened.leaves
+            spec = session.spec
             found = reconsider(
                 found,
-                lambda again: _replay(session, record, directory, state, leaves, again, limits, None)[0],
+                lambda again: _replay(session, record, directory, state, leaves, again, limits, None).found,
                 lambda step: _log_of(directory, step),
                 spec.policy, session.grid, spec.fingerprints, limits,
             )  # fmt: skip
@@ -205,45 +237,47 @@ def _replay(
     rounding: StrictRounding,
     limits: AuditorLimits,
     progress: Progress | None,
-) -> tuple[tuple[Reason, str, Divergence] | None, Work | None]:
-    """Rule 5; stops at the first leaf that differs or the first step with a finding that decides.
-
-    Returns the finding, None if there is none, and the work that the last leaf covers.
-    """
-    work: Work | None = None
+) -> _Outcome:
+    """Rule 5; stops at the first leaf that differs or the first step with a finding that decides."""
     if state is not None:
         session.restore(state)
+    before: _OpenLeaf | None = None
+
+    def close(at: _OpenLeaf) -> _Outcome:
+        same_trace, same_work = at.trace == at.leaf.trace, at.work.commitment() == at.leaf.work
+        found = _compare(
+            record.index, at.leaf, at.state.result(), same_trace, same_work, rounding.fingerprints, at.first, limits
+        )
+        return _Outcome(found, at.counts, at.work)
+
     with LogReader(directory / LOG, MAX_LOG_BYTES) as reader:
         step = record.first_step
         for leaf in leaves:
             traces, words, first = [], [], None
             while step <= leaf.step:
-                rounding.begin_replay(reader.read_step(step))
-                outcome = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
-                rounding.end_replay()
-                traces.append(outcome.trace)
+                try:
+                    rounding.begin_replay(reader.read_step(step))
+                    done = session.initialise(rounding) if step == 0 else session.run_step(step, rounding)
+                    rounding.end_replay()
+                except Exception:
+                    # Whatever stopped this step: a difference at the leaf before it comes first.
+                    if before is not None and (outcome := close(before)).found is not None:
+                        return outcome
+                    raise
+                if before is not None and (outcome := close(before)).found is not None:
+                    return outcome
+                before = None
+                traces.append(done.trace)
                 words.append(rounding.words)
                 if first is None and rounding.findings:
                     first = (step, list(rounding.findings))
                 if progress is not None:
                     progress(step)
                 step += 1
-            same_trace = hashlib.sha256(b"".join(traces)).digest() == leaf.trace
-            replayed = session.digest(leaf.step)
-            work = Work(b"".join(words))
-            found = _compare(
-                record.index,
-                leaf,
-                replayed,
-                same_trace,
-                work.commitment() == leaf.work,
-                rounding.fingerprints,
-                first,
-                limits,
-            )
-            if found is not None:
-                return found, None
-    return None, work
+            trace, work = hashlib.sha256(b"".join(traces)).digest(), Work(b"".join(words))
+            before = _OpenLeaf(leaf, session.start_digest(leaf.step), trace, work, first, audited_counts(rounding))
+    assert before is not None, "the leaves of a segment end with one after its last step"
+    return close(before)
 
 
 def _compare(
@@ -255,7 +289,7 @@ def _compare(
     fingerprints: bool,
     first: tuple[int, list[SiteFinding]] | None,
     limits: AuditorLimits,
-) -> tuple[Reason, str, Divergence] | None:
+) -> Found | None:
     differing = _differing(replayed, leaf)
     step, findings = first if first is not None else (leaf.step, [])
     located = findings[0] if findings else None  # findings come in the order of execution
@@ -282,7 +316,7 @@ def _compare(
     return None
 
 
-def _other_work(may_be_honest: bool, place: Divergence) -> tuple[Reason, str, Divergence]:
+def _other_work(may_be_honest: bool, place: Divergence) -> Found:
     """The state agrees and the work does not: nothing was moved, but what does it say of the trainer?
 
     Where a fingerprint differs (or there are none to tell), two honest machines may have differed by more than the
@@ -294,7 +328,7 @@ def _other_work(may_be_honest: bool, place: Divergence) -> tuple[Reason, str, Di
     return Reason.WORK_MISMATCH, f"{message}, although they have the fingerprints in its log", place
 
 
-def audited_counts(rounding: StrictRounding) -> dict[str, dict[str, Any]]:
+def audited_counts(rounding: StrictRounding) -> Counts:
     """Return what the auditor saw per op class; ``max_distance`` in tolerances, as decimal text."""
     return {
         str(c): {
