@@ -19,7 +19,7 @@ from vt_core.engine.cancellation import NORM_ORDER, first_floor, norm_floor
 from vt_core.engine.opclass import tolerance_class
 from vt_core.engine.profiles import environment_for
 from vt_core.engine.rounding import TrainerRounding
-from vt_core.engine.scale import Bound
+from vt_core.engine.scale import Bound, growths, scale_floors
 from vt_core.numerics import DEFAULT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -63,6 +63,24 @@ def test_without_the_bound_they_do_not(name: str, portable: Any) -> None:
     if torch.equal(outputs[0], there) and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("on this CPU both profiles compute it alike")
     assert divergence("float64", operation, outputs[0], there, 0.0) > 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_a_bias_that_cancels_needs_the_floor(dtype: str) -> None:
+    """Before a batch norm it is nothing but rounding errors, which are relative to its terms: here in two orders."""
+    precision = DTYPES[dtype]
+    grad = torch.randn(16, 4, 10, 10, dtype=precision, generator=torch.Generator().manual_seed(1))
+    grad -= grad.mean((0, 2, 3), keepdim=True)
+    terms = grad.transpose(0, 1).reshape(4, 40, 40)
+    here, there = (t.cumsum(2)[:, :, -1].cumsum(1)[:, -1] for t in (terms, terms.transpose(1, 2)))
+    arguments = {
+        "grad_output": grad, "input": torch.ones(16, 2, 12, 12, dtype=precision), "transposed": False, "groups": 1,
+        "weight": torch.ones(4, 2, 3, 3, dtype=precision),
+    }  # fmt: skip
+    floor = scale_floors("convolution_backward", arguments, 3)[2]
+    assert growths("convolution_backward", arguments, 3)[2] == 0, "so the policy's own tolerance holds"
+    assert divergence(dtype, "convolution_backward", here, there, floor) < 0.5
+    assert divergence(dtype, "convolution_backward", here, there, 0.0) > 2
 
 
 def tensor(*values: float) -> Tensor:
