@@ -10,6 +10,7 @@ import pytest
 import torch
 from exact_support import check_no_log, logged, make_mode, parts, same_bits
 from pools_worker import FORMS, plain, reductions, tensor
+from torch import Tensor
 
 from vt_core.engine import exact_reductions, exact_sums
 from vt_core.errors import PrecisionError
@@ -122,12 +123,20 @@ def test_what_has_no_form_is_left_to_pytorch() -> None:
     x = tensor(3, 4)
     for more in ({"dim": [2]}, {"dim": [0, 0]}, {"dim": ["rows"]}, {"self": x.float()}, {"self": x.to_sparse()}):
         for name in ("var", "std_mean", "linalg_vector_norm"):
+            if (
+                name in exact_reductions.FLOAT32
+                and more.get("self") is not None
+                and more["self"].dtype == torch.float32
+            ):
+                continue
             assert FORMS[name]({"self": x, **more}) is None, more
     assert FORMS["linalg_vector_norm"]({"self": x, "ord": 3}) is None
     assert FORMS["linalg_vector_norm"]({"self": x[:0], "ord": torch.inf}) is None
     assert FORMS["cumsum"]({"self": x, "dim": 2}) is None and FORMS["trace"]({"self": x[0]}) is None
     with pytest.raises(PrecisionError):
-        squares_sum(x.float(), x[:, 0], 30)
+        squares_sum(x.half(), x[:, 0], 30)
+    with pytest.raises(PrecisionError):
+        squares_sum(x, x[:, 0].float(), 30)
 
 
 CALLS: dict[str, Any] = {
@@ -164,3 +173,26 @@ def test_clipping_gradients_has_no_log() -> None:
     assert torch.allclose(norm, expected, rtol=1e-6)
     assert torch.allclose(torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None]).norm(),
                           torch.ones((), dtype=torch.float64), rtol=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+@pytest.mark.parametrize("order", [0, 1, 2, float("inf")])
+@pytest.mark.parametrize("dim", [None, [0], [1], [0, 2]])
+def test_norms_of_float32_are_those_of_wide_values(
+    dim: list[int] | None, order: float, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VT_REFERENCE_KERNELS", kernels)
+    x = (tensor(7, 40, 30) * torch.exp2(torch.arange(30).double() * 9 - 140)).float()
+    for given in (x, x.transpose(0, 1), torch.where(x > 1e30, torch.inf, x), x[:, :0], x[:, :1] * 1e-40):
+        if given.numel() == 0 and order == float("inf"):
+            continue
+        wide = FORMS["linalg_vector_norm"]({"self": given.double(), "ord": order, "dim": dim})
+        found = FORMS["linalg_vector_norm"]({"self": given, "ord": order, "dim": dim})
+        assert isinstance(wide, Tensor) and isinstance(found, Tensor)
+        assert same_bits(found.float().double(), wide.float().double())
+
+
+def test_norms_of_many_float32_values_are_those_of_wide_values() -> None:
+    x = tensor(exact_reductions.SQUARES + 1000).float()
+    wide, found = (FORMS["linalg_vector_norm"]({"self": t}) for t in (x.double(), x))
+    assert isinstance(wide, Tensor) and same_bits(found, wide)

@@ -1,7 +1,7 @@
 """``functions: exact`` for elementary functions, activations and their gradients: no rounding log.
 
 Each is a fixed sequence of correctly rounded operations, see ``vt_core.numerics.elementary``. Operations on integers,
-and arguments that PyTorch refuses, have no form.
+and arguments that PyTorch refuses, have no form. Tensors are float64 or float32, results have their dtype.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vt_core.numerics import _jit_elementary_activations as _activations
 from vt_core.numerics import _jit_elementary_erf as _erf
 from vt_core.numerics import _jit_elementary_power as _power
 from vt_core.numerics import _jit_elementary_trigonometric as _angles
-from vt_core.numerics.elementary import apply
+from vt_core.numerics.elementary import DTYPES, apply
 
 _Core = Callable[..., Any]
 _GRAD, _SELF = "grad_output", "self"
 
 
 def _of(core: _Core, names: tuple[str, ...], arguments: dict[str, Any], *numbers: float) -> Tensor | None:
-    """Apply a core to the tensors of these names; None if they are not float64 of one device that broadcast."""
+    """Apply a core to the tensors of these names; None if not of one device and floating dtype, or not to broadcast."""
     tensors = [arguments[name] for name in names]
-    if not all(isinstance(t, Tensor) and t.dtype is torch.float64 and t.layout is torch.strided for t in tensors):
+    if not all(isinstance(t, Tensor) and t.dtype in DTYPES and t.layout is torch.strided for t in tensors):
         return None
-    if len({t.device for t in tensors}) > 1:
+    if len({(t.device, t.dtype) for t in tensors}) > 1:
         return None
     try:
         np.broadcast_shapes(*(t.shape for t in tensors))
@@ -47,7 +47,7 @@ def _form(core: _Core, *names: str, numbers: tuple[float, ...] = ()) -> Form:
 def _angle(core: _Core, arguments: dict[str, Any]) -> Tensor | None:
     """Sine, cosine or tangent; no form beyond ``LARGEST_ANGLE``."""
     x = arguments[_SELF]
-    if x.dtype is not torch.float64 or x.layout is not torch.strided:
+    if x.dtype not in DTYPES or x.layout is not torch.strided:
         return None
     bounds = torch.stack(torch.aminmax(x.detach())) if x.numel() else x.detach()
     if bool((bounds.abs() <= _angles.LARGEST_ANGLE).all()):  # no NaN and no infinity either
@@ -163,3 +163,4 @@ FORMS: dict[str, Form] = {
     "hardswish": _form(_activations.hardswish, _SELF, numbers=(6.0,)),
     "hardswish_backward": _form(_activations.hardswish_backward, _GRAD, _SELF, numbers=(3.0,)),
 }  # fmt: skip
+FLOAT32 = frozenset({*FORMS, "pow"})

@@ -2,6 +2,8 @@
 
 A mean divides by the sum of the weights of the labels that count. In the gradient, ``grad_output`` (divided by that
 sum) is multiplied by the weight; a label that does not count gives 0.
+
+Tensors are float64 or float32. Results are float64, but the gradient, which has their dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from vt_core.engine.exact_sums import exact_sum
 from vt_core.engine.forms import Form
 from vt_core.numerics import _jit_labels as _jit
 from vt_core.numerics._jit_quantise import in_parts
+from vt_core.numerics.elementary import DTYPES
 from vt_core.numerics.quantise import use_compiled
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -35,9 +38,9 @@ def nll_forward_form(arguments: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         return None
     terms, weights, count = found
     if reduction == _NONE:
-        return terms, weights if x.dim() == 1 else torch.zeros((), dtype=x.dtype, device=x.device)
+        return terms, weights if x.dim() == 1 else torch.zeros((), dtype=torch.float64, device=x.device)
     if weight is None and compiled:
-        total = torch.tensor(float(count), dtype=x.dtype)
+        total = torch.tensor(float(count), dtype=torch.float64)
     else:
         total = exact_sum(weights, [])
     output = exact_sum(terms, [])
@@ -47,14 +50,15 @@ def nll_forward_form(arguments: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
 def nll_backward_form(arguments: dict[str, Any]) -> Tensor | None:
     """Return the result of ``aten.nll_loss_backward`` or ``nll_loss2d_backward``; None as for the forward form."""
     grad, x, target, reduction = (arguments[k] for k in ("grad_output", "self", "target", "reduction"))
-    if not _fits(arguments) or not _is_float64(grad) or grad.device != x.device:
+    if not _fits(arguments) or not is_like(grad, x):
         return None
     if grad.shape != target.shape if reduction == _NONE else grad.numel() != 1:
         return None
+    grad = grad.double()
     if reduction != _NONE:
         grad = grad.reshape(())
     if reduction == _MEAN:
-        grad = grad / arguments["total_weight"].reshape(())
+        grad = grad / arguments["total_weight"].double().reshape(())
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     if use_compiled(x):
         return _compiled_placed(arguments, grad, out)
@@ -64,7 +68,7 @@ def nll_backward_form(arguments: dict[str, Any]) -> Tensor | None:
     places, ignored, weights = found
     dim = _class_dim(x)
     slopes = torch.where(ignored, 0.0, -(weights * grad))
-    return out.scatter_(dim, places.unsqueeze(dim), slopes.unsqueeze(dim))
+    return out.scatter_(dim, places.unsqueeze(dim), slopes.to(x.dtype).unsqueeze(dim))
 
 
 def _compiled_terms(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, int] | None:
@@ -90,7 +94,7 @@ def _labels(arguments: dict[str, Any]) -> tuple[Any, Any, int, int, int]:
     x, target, weight = arguments["self"], arguments["target"], arguments["weight"]
     dim = _class_dim(x)
     inner = int(np.prod(x.shape[dim + 1 :]))
-    values = _jit.NO_WEIGHT if weight is None else weight.detach().contiguous().numpy()
+    values = _jit.NO_WEIGHT if weight is None else weight.detach().double().contiguous().numpy()
     return target.long().contiguous().view(-1).numpy(), values, arguments["ignore_index"], x.shape[dim], inner
 
 
@@ -101,7 +105,7 @@ def _terms(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, int] | None:
         return None
     x, (places, ignored, weights) = arguments["self"], found
     dim = _class_dim(x)
-    values = x.detach().gather(dim, places.unsqueeze(dim)).squeeze(dim)
+    values = x.detach().gather(dim, places.unsqueeze(dim)).squeeze(dim).double()
     return torch.where(ignored, 0.0, -(values * weights)), weights, weights.numel()
 
 
@@ -112,7 +116,7 @@ def _places(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor] | None:
     places = torch.where(ignored, 0, target.long())
     if x.device.type == "cpu" and bool(((places < 0) | (places >= x.shape[_class_dim(x)])).any()):
         return None  # PyTorch says which; other devices do when they gather
-    weights = torch.ones_like(places, dtype=x.dtype) if weight is None else weight.detach()[places]
+    weights = torch.ones_like(places, dtype=torch.float64) if weight is None else weight.detach().double()[places]
     return places, ignored, torch.where(ignored, 0.0, weights)
 
 
@@ -120,19 +124,22 @@ def _class_dim(x: Tensor) -> int:
     return min(1, x.dim() - 1)
 
 
-def _is_float64(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.float64 and x.layout == torch.strided
+def is_like(x: Any, other: Any) -> bool:
+    """Tell whether ``x`` is a dense tensor of float64 or float32, whichever ``other`` is, and on its device."""
+    if not isinstance(x, Tensor) or not isinstance(other, Tensor):
+        return False
+    return x.dtype in DTYPES and x.dtype == other.dtype and x.layout == torch.strided and x.device == other.device
 
 
 def _fits(arguments: dict[str, Any]) -> bool:
     x, target, weight = arguments["self"], arguments["target"], arguments["weight"]
-    if not _is_float64(x) or x.dim() not in (1, 2, 4) or target.dtype not in (torch.int64, torch.uint8):
+    if not is_like(x, x) or x.dim() not in (1, 2, 4) or target.dtype not in (torch.int64, torch.uint8):
         return False
     dim = _class_dim(x)
     classes = x.shape[dim]
     if target.shape != (*x.shape[:dim], *x.shape[dim + 1 :]) or not classes or target.device != x.device:
         return False
-    if weight is not None and not (_is_float64(weight) and weight.shape == (classes,) and weight.device == x.device):
+    if weight is not None and not (is_like(weight, x) and weight.shape == (classes,)):
         return False
     return arguments["reduction"] in (_NONE, _MEAN, _SUM)
 
@@ -143,3 +150,4 @@ FORMS: dict[str, Form] = {
     "nll_loss2d_forward": nll_forward_form,
     "nll_loss2d_backward": nll_backward_form,
 }
+FLOAT32 = frozenset(FORMS)

@@ -2,6 +2,8 @@
 
 A gradient is the slope of the loss times ``grad_output``, which a mean first divides by the number of elements. The
 other losses of PyTorch are made of operations that have forms of their own (``l1_loss``: ``sub``, ``abs``, ``mean``).
+
+Tensors are float64 or float32; what is computed from either is float64, but for ``xlogy``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vt_core.engine import exact_labels
+from vt_core.engine.exact_labels import is_like
 from vt_core.engine.exact_sums import exact_sum
 from vt_core.engine.forms import Form
 from vt_core.numerics import _jit_elementary_losses as cores
@@ -33,8 +36,7 @@ def loss_form(core: Callable[..., Any], constant: str | None = None, least: floa
     def form(arguments: dict[str, Any]) -> Tensor | None:
         if not _fits(arguments, constant, least):
             return None
-        value = apply(core, arguments["self"], arguments["target"], numbers=_numbers(arguments, constant))
-        return _reduced(_weighted(value, arguments), arguments)
+        return _reduced(_weighted(_applied(core, arguments, constant), arguments), arguments)
 
     return form
 
@@ -44,11 +46,11 @@ def slope_form(core: Callable[..., Any], constant: str | None = None, least: flo
 
     def form(arguments: dict[str, Any]) -> Tensor | None:
         grad, x = arguments["grad_output"], arguments["self"]
-        if not _fits(arguments, constant, least) or not _is_float64(grad) or grad.device != x.device:
+        if not _fits(arguments, constant, least) or not is_like(grad, x):
             return None
         if not _extends(arguments["target"], x) or not _extends(grad, x):
             return None
-        slope = _weighted(apply(core, x, arguments["target"], numbers=_numbers(arguments, constant)), arguments)
+        slope, grad = _weighted(_applied(core, arguments, constant), arguments), grad.double()
         if arguments.get("reduction", _MEAN) == _MEAN:
             grad = grad / torch.full_like(grad, slope.numel())
         return slope.mul_(grad)
@@ -69,9 +71,10 @@ def binary_cross_entropy_with_logits_form(arguments: dict[str, Any]) -> Tensor |
     x, target, positive = arguments["self"], arguments["target"], arguments.get("pos_weight")
     if positive is None or x.shape != target.shape:
         return loss_form(cores.binary_cross_entropy_with_logits)(arguments) if x.shape == target.shape else None
-    if not _fits(arguments, None, 0.0) or not _is_float64(positive) or not _extends(positive, x):
+    if not _fits(arguments, None, 0.0) or not is_like(positive, x) or not _extends(positive, x):
         return None
-    factor = (positive - 1.0) * target + 1.0
+    x, target = x.double(), target.double()
+    factor = (positive.double() - 1.0) * target + 1.0
     value = (1.0 - target) * x - apply(cores.log_sigmoid, x) * factor
     return _reduced(_weighted(value, arguments), arguments)
 
@@ -79,13 +82,9 @@ def binary_cross_entropy_with_logits_form(arguments: dict[str, Any]) -> Tensor |
 def xlogy_form(arguments: dict[str, Any]) -> Tensor | None:
     """Return the result of ``aten.xlogy`` of two tensors; None if only PyTorch's own form fits the arguments."""
     x, y = arguments["self"], arguments["other"]
-    if not _is_float64(x) or not _is_float64(y) or x.device != y.device or _common_shape(x, y) is None:
+    if not is_like(x, x) or not is_like(y, x) or _common_shape(x, y) is None:
         return None
     return apply(cores.xlogy, x, y)
-
-
-def _is_float64(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.float64 and x.layout == torch.strided
 
 
 def _common_shape(*tensors: Tensor) -> torch.Size | None:
@@ -102,23 +101,25 @@ def _extends(x: Tensor, to: Tensor) -> bool:
 
 def _fits(arguments: dict[str, Any], constant: str | None, least: float) -> bool:
     x, target, weight = arguments["self"], arguments["target"], arguments.get("weight")
-    if not _is_float64(x) or not _is_float64(target) or x.device != target.device:
+    if not is_like(x, x) or not is_like(target, x):
         return False
     shape = _common_shape(x, target)
     if shape is None or arguments.get("reduction", _MEAN) not in (_NONE, _MEAN, _SUM):
         return False
-    if weight is not None and not (_is_float64(weight) and weight.device == x.device and _extends(weight, x)):
+    if weight is not None and not (is_like(weight, x) and _extends(weight, x)):
         return False
     return constant is None or arguments.get(constant, 1.0) >= least
 
 
-def _numbers(arguments: dict[str, Any], constant: str | None) -> tuple[float, ...]:
-    return () if constant is None else (float(arguments.get(constant, 1.0)),)
+def _applied(core: Callable[..., Any], arguments: dict[str, Any], constant: str | None) -> Tensor:
+    """Return the values of a core, in float64."""
+    numbers = () if constant is None else (float(arguments.get(constant, 1.0)),)
+    return apply(core, arguments["self"], arguments["target"], numbers=numbers, dtype=torch.float64)
 
 
 def _weighted(value: Tensor, arguments: dict[str, Any]) -> Tensor:
     weight = arguments.get("weight")
-    return value if weight is None else value.mul_(weight)
+    return value if weight is None else value.mul_(weight.double())
 
 
 def _reduced(value: Tensor, arguments: dict[str, Any]) -> Tensor:
@@ -147,3 +148,4 @@ FORMS: dict[str, Form] = {
     "soft_margin_loss_backward": slope_form(cores.soft_margin_slope),
     "xlogy": xlogy_form,
 }
+FLOAT32 = frozenset(FORMS)

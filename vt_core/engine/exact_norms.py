@@ -3,6 +3,9 @@
 ``norm_steps`` says what is computed. Batch norm in training mode also moves the running statistics, in place:
 ``running = (1 - momentum) * running + momentum * statistic``, with the variance ``sum(d * d) / (n - 1)``.
 Arguments that do not fit each other are left to PyTorch, which says what is wrong.
+
+All floating tensors are float64 or all are float32; then the input and the gradient are widened as they are read, and
+the small tensors here.
 """
 
 from __future__ import annotations
@@ -21,16 +24,21 @@ from vt_core.numerics.norm_layout import Groups
 
 DEFAULT_EPS = 2.0**-52
 """What a missing ``eps`` of a root mean square stands for: the rounding step of float64."""
+_DTYPES = torch.float64, torch.float32
 
 
 def _fit(x: Any, size: int | None, *vectors: Any) -> bool:
-    """Return whether ``x`` is dense float64, and each vector None or one of ``size`` float64 values beside it."""
-    if not isinstance(x, Tensor) or x.dtype != torch.float64 or x.layout != torch.strided:
+    """Return whether ``x`` is dense and has a dtype for forms, and each vector is None or of ``size`` such values."""
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.layout != torch.strided:
         return False
     return all(
-        v is None
-        or (v.dtype == torch.float64 and v.device == x.device and (size is None or v.numel() == size)) for v in vectors
-    )  # fmt: skip
+        v is None or (v.dtype == x.dtype and v.device == x.device and (size is None or v.numel() == size))
+        for v in vectors
+    )
+
+
+def _wide(vector: Any) -> Any:
+    return None if vector is None else vector.double()
 
 
 def _channels(x: Tensor) -> Groups:
@@ -47,17 +55,17 @@ def _batch_norm(arguments: dict[str, Any], training: bool) -> tuple[Tensor, Tens
         mean, variance = running
         if mean is None or variance is None:
             return None
-        invstd = norm_steps.inverse_deviation(variance, eps)
-        y = norm_steps.apply_statistics(x, mean, invstd, weight, bias, groups)
+        invstd = norm_steps.inverse_deviation(_wide(variance), eps)
+        y = norm_steps.apply_statistics(x, _wide(mean), invstd, _wide(weight), _wide(bias), groups)
         return y, x.new_empty(0), x.new_empty(0)
     if x.numel() == 0:
         return None
-    y, mean, squares, invstd = norm_steps.normalise(x, weight, bias, eps, groups)
+    y, mean, squares, invstd = norm_steps.normalise(x, _wide(weight), _wide(bias), eps, groups)
     assert squares is not None
     unbiased = squares / torch.full_like(squares, groups.terms - 1)
     for kept, statistic in zip(running, (mean, unbiased), strict=True):
         if kept is not None:
-            kept.copy_(kept * (1.0 - momentum) + statistic * momentum)
+            kept.copy_(_wide(kept) * (1.0 - momentum) + statistic * momentum)
     return y, mean, invstd
 
 
@@ -109,6 +117,7 @@ def _batch_norm_backward(arguments: dict[str, Any], inverse: str, training: bool
         or spread is None
     ):
         return None
+    weight, mean, spread = _wide(weight), _wide(mean), _wide(spread)
     invstd = spread if training else norm_steps.inverse_deviation(spread, float(arguments["eps"]))
     mask = _mask(arguments)
     return tuple(norm_steps.gradients(x, dy, weight, mean, invstd, _channels(x), mask, training=training))
@@ -120,7 +129,7 @@ def native_group_norm(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor
     groups = _channel_groups(arguments)
     if groups is None or not _fit(x, arguments["C"], weight, bias) or groups.terms == 0:
         return None
-    y, mean, _, invstd = norm_steps.normalise(x, weight, bias, float(arguments["eps"]), groups)
+    y, mean, _, invstd = norm_steps.normalise(x, _wide(weight), _wide(bias), float(arguments["eps"]), groups)
     return y, mean.view(groups.shape[:2]), invstd.view(groups.shape[:2])
 
 
@@ -137,7 +146,8 @@ def native_group_norm_backward(arguments: dict[str, Any]) -> tuple[Tensor | None
     ):
         return None
     mask = _mask(arguments)
-    return tuple(norm_steps.gradients(x, dy, weight, mean, invstd, groups, (mask[0], _both(mask[1], weight), mask[2])))
+    mask = mask[0], _both(mask[1], weight), mask[2]
+    return tuple(norm_steps.gradients(x, dy, _wide(weight), _wide(mean), _wide(invstd), groups, mask))
 
 
 def _channel_groups(arguments: dict[str, Any]) -> Groups | None:
@@ -155,7 +165,7 @@ def native_layer_norm(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor
     groups = _rows(x, shape, weight, bias)
     if groups is None:
         return None
-    y, mean, _, invstd = norm_steps.normalise(x, weight, bias, float(arguments["eps"]), groups)
+    y, mean, _, invstd = norm_steps.normalise(x, _wide(weight), _wide(bias), float(arguments["eps"]), groups)
     kept = _kept(x, shape)
     return y, mean.view(kept), invstd.view(kept)
 
@@ -178,7 +188,8 @@ def fused_rms_norm(arguments: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     groups, eps = _rows(x, shape, weight), arguments.get("eps")
     if groups is None:
         return None
-    y, _, _, invstd = norm_steps.normalise(x, weight, None, DEFAULT_EPS if eps is None else float(eps), groups, False)
+    eps = DEFAULT_EPS if eps is None else float(eps)
+    y, _, _, invstd = norm_steps.normalise(x, _wide(weight), None, eps, groups, False)
     return y, invstd.view(_kept(x, shape))
 
 
@@ -200,7 +211,7 @@ def _gradients_of_rows(
     groups = _rows(x, tuple(arguments["normalized_shape"]), weight, bias)
     if groups is None or not _fit(x, x.numel(), dy) or not _fit(x, groups.shape[0], mean, invstd):
         return None
-    return norm_steps.gradients(x, dy, weight, mean, invstd, groups, mask, centred)
+    return norm_steps.gradients(x, dy, _wide(weight), _wide(mean), _wide(invstd), groups, mask, centred)
 
 
 def _rows(x: Any, shape: Sequence[int], *vectors: Any) -> Groups | None:
@@ -238,3 +249,4 @@ FORMS: dict[str, Form] = {
     "_fused_rms_norm": fused_rms_norm,
     "_fused_rms_norm_backward": fused_rms_norm_backward,
 }
+FLOAT32 = frozenset(FORMS)

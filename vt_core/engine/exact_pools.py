@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vt_core.engine.forms import Form
-from vt_core.numerics.pools import Windows, plane_scatter, window_sums
+from vt_core.numerics.pools import Windows, plane_scatter, plane_scatter_of_single, window_sums
 
 _CACHED = 1 << 19
 _Pools = list[tuple[Windows, NDArray[np.float64]]]
@@ -99,8 +99,8 @@ def _each(value: Any, count: int, default: Sequence[int]) -> list[int]:
     return (given * count if len(given) == 1 else given) or list(default)
 
 
-def _fits(x: Tensor, spatial: int) -> bool:
-    return x.dtype == torch.float64 and x.dim() in (spatial + 1, spatial + 2) and x.layout == torch.strided
+def _fits(x: Tensor, spatial: int, dtype: torch.dtype = torch.float64) -> bool:
+    return x.dtype == dtype and x.dim() in (spatial + 1, spatial + 2) and x.layout == torch.strided
 
 
 def _averages(arguments: dict[str, Any], spatial: int) -> _Pools | None:
@@ -156,13 +156,15 @@ def average_backward(arguments: dict[str, Any], spatial: int, pools: Any) -> Ten
 def maximum_backward(arguments: dict[str, Any], spatial: int, adaptive: bool) -> Tensor | None:
     """Return the gradient of a maximum pool; the gradients of overlapping windows are added in row-major order."""
     grad, x, index = arguments["grad_output"], arguments["self"], arguments["indices"]
-    if not _fits(x, spatial) or grad.dtype != torch.float64 or index.dtype != torch.int64 or grad.shape != index.shape:
+    dtype = torch.float32 if x.dtype == torch.float32 else torch.float64
+    if not _fits(x, spatial, dtype) or grad.dtype != dtype or index.dtype != torch.int64 or grad.shape != index.shape:
         return None
+    scatter = plane_scatter if dtype is torch.float64 else plane_scatter_of_single
     sizes, outputs = x.shape[-spatial:], grad.shape[-spatial:]
     if grad.dim() != x.dim() or grad.shape[:-spatial] != x.shape[:-spatial] or 0 in (*sizes, *outputs):
         return None
     if adaptive:
-        return plane_scatter(grad, index, [_adaptive(s, o)[0] for s, o in zip(sizes, outputs, strict=True)])
+        return scatter(grad, index, [_adaptive(s, o)[0] for s, o in zip(sizes, outputs, strict=True)])
     kernel = _each(arguments["kernel_size"], spatial, ())
     stride = _each(arguments.get("stride"), spatial, kernel)
     padding = _each(arguments.get("padding"), spatial, [0] * spatial)
@@ -172,7 +174,7 @@ def maximum_backward(arguments: dict[str, Any], spatial: int, adaptive: bool) ->
     if min(*kernel, *stride, *dilation) < 1 or min(padding) < 0:
         return None
     settings = zip(sizes, outputs, kernel, stride, padding, dilation, strict=True)
-    return plane_scatter(grad, index, [_covered(*each) for each in settings])
+    return scatter(grad, index, [_covered(*each) for each in settings])
 
 
 def interpolated(arguments: dict[str, Any], spatial: int, kind: str, backward: bool) -> Tensor | None:
@@ -259,3 +261,4 @@ for _n in (2, 3):
     for _name, _pools in ((f"avg_pool{_n}d", _averages), (f"_adaptive_avg_pool{_n}d", _adaptive_averages)):
         FORMS[_name] = partial(average, spatial=_n, pools=_pools)
         FORMS[f"{_name}_backward"] = partial(average_backward, spatial=_n, pools=_pools)
+FLOAT32 = frozenset(name for name in FORMS if "max_pool" in name)

@@ -82,11 +82,14 @@ def _kept(found: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 
 
 def _squares(x: Tensor, dims: list[int], centre: Tensor | None) -> Tensor:
-    """Return the sums of ``(x - centre) ** 2``; the centres have the shape of the sums, none means zero."""
+    """Return the sums of ``(x - centre) ** 2``; the centres have the shape of the sums, none means zero.
+
+    ``x`` may be float32 if there are no centres.
+    """
     terms = prod(x.shape[d] for d in dims)
     kept = x.shape[: x.dim() - len(dims)]
     trailing = dims == list(range(len(kept), x.dim())) and x.is_contiguous()
-    centres = x.new_zeros(kept) if centre is None else centre
+    centres = x.new_zeros(kept, dtype=torch.float64) if centre is None else centre
     if terms == x.numel() > SQUARES:
         flat, whole = x.reshape(-1), terms - terms % SQUARES
         rows, rest = flat[:whole].view(-1, SQUARES), flat[whole:]
@@ -97,6 +100,7 @@ def _squares(x: Tensor, dims: list[int], centre: Tensor | None) -> Tensor:
         return found.reshape([n for d, n in enumerate(x.shape) if d not in dims])
     if trailing and 1 < terms <= MAX_SUM_TERMS:
         return squares_sum(x.view(-1, terms), centres.reshape(-1), sum_bits(terms)).view(kept)
+    x = x.double()
     if centre is None:
         return exact_sum(x * x, dims)
     deviations = x - _kept(centre, x, dims, True)
@@ -148,8 +152,10 @@ def norm(arguments: dict[str, Any]) -> Tensor | None:
     x = arguments["self"]
     order = arguments.get("ord", arguments.get("p", 2))
     order = 2.0 if order is None else float(order)
-    dims = _reduced(x, arguments.get("dim")) if _exactly(x) else None
-    if dims is None or arguments.get("dtype") not in (None, torch.float64):
+    if x.dtype == torch.float32 and (order != 2.0 or x.layout != torch.strided):
+        x = x.double()
+    dims = _reduced(x, arguments.get("dim")) if x.dtype == torch.float32 or _exactly(x) else None
+    if dims is None or arguments.get("dtype") not in (None, torch.float64, x.dtype):
         return None
     if order == 2.0:
         found = correctly_rounded_sqrt(_squares(x, dims, None))
@@ -177,3 +183,4 @@ FORMS: dict[str, Form] = {
     "var": var,
     "var_mean": var_mean,
 }
+FLOAT32 = frozenset({"linalg_vector_norm", "norm"})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vt_core.engine.forms import Form
-from vt_core.numerics.scatter import add_elements_, add_rows_
+from vt_core.numerics.scatter import add_elements_, add_rows_, rows_compiled
 
 
 def _exactly(*tensors: Any) -> bool:
@@ -30,7 +30,12 @@ def embedding_dense_backward(arguments: dict[str, Any]) -> Tensor | None:
     """Return the gradient of an embedding's weight; only the rows that occur are touched."""
     grad: Tensor = arguments["grad_output"]
     indices, size = arguments["indices"], arguments["num_weights"]
-    if not _exactly(grad) or not _is_index(indices) or grad.shape[:-1] != indices.shape or grad.dim() < 1:
+    by_frequency = arguments.get("scale_grad_by_freq", False)
+    if grad.dtype == torch.float32 and (by_frequency or grad.dim() < 1 or not rows_compiled(grad)):
+        grad = grad.double()
+    if not (grad.dtype == torch.float32 or _exactly(grad)) or not _is_index(indices):
+        return None
+    if grad.shape[:-1] != indices.shape or grad.dim() < 1:
         return None
     index, terms = indices.reshape(-1).long(), grad.reshape(-1, grad.shape[-1])
     result = grad.new_zeros(size, grad.shape[-1])
@@ -38,7 +43,7 @@ def embedding_dense_backward(arguments: dict[str, Any]) -> Tensor | None:
         return None
     if arguments.get("padding_idx", -1) >= 0:
         result[arguments["padding_idx"]] = 0.0
-    if arguments.get("scale_grad_by_freq", False):
+    if by_frequency:
         result = result / torch.bincount(index, minlength=size).clamp(min=1).double()[:, None]
     return result
 
@@ -195,3 +200,4 @@ FORMS: dict[str, Form] = {
     "scatter_add": scatter_add,
     "scatter_reduce": scatter_reduce,
 }
+FLOAT32 = frozenset({"embedding_dense_backward"})

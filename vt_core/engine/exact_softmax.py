@@ -1,4 +1,7 @@
-"""``functions: exact`` for softmax, log_softmax, logsumexp and their gradients: see ``numerics.softmax``."""
+"""``functions: exact`` for softmax, log_softmax, logsumexp and their gradients: see ``numerics.softmax``.
+
+Tensors are float64 or float32, results have their dtype.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from vt_core.engine.forms import Form
 from vt_core.numerics import softmax
+from vt_core.numerics.elementary import DTYPES
 from vt_core.numerics.softmax import MAX_ROW
 
 
@@ -22,7 +26,7 @@ def softmax_form(arguments: dict[str, Any]) -> Tensor | None:
 def safe_softmax_form(arguments: dict[str, Any]) -> Tensor | None:
     """Return the result of ``aten._safe_softmax``, 0 in rows of -inf alone; None if only PyTorch's own form fits."""
     x, dim = arguments["self"], arguments["dim"]
-    if arguments.get("dtype") not in (None, torch.float64) or not _has_rows(x, dim):
+    if arguments.get("dtype") not in (None, x.dtype) or not _has_rows(x, dim):
         return None
     return softmax.softmax(x, dim, empty=0.0)
 
@@ -63,7 +67,7 @@ def logsumexp_form(arguments: dict[str, Any]) -> Tensor | None:
 
 
 def _has_rows(x: Tensor, dim: Any) -> bool:
-    if x.dtype != torch.float64 or x.layout != torch.strided or not isinstance(dim, int):
+    if x.dtype not in DTYPES or x.layout != torch.strided or not isinstance(dim, int):
         return False
     rank = max(1, x.dim())
     return -rank <= dim < rank and (x.dim() == 0 or x.shape[dim] <= MAX_ROW)
@@ -71,7 +75,7 @@ def _has_rows(x: Tensor, dim: Any) -> bool:
 
 def _is_backward(arguments: dict[str, Any]) -> bool:
     g, y = arguments["grad_output"], arguments["output"]
-    if arguments["input_dtype"] != torch.float64 or g.shape != y.shape or g.device != y.device:
+    if not arguments["input_dtype"] == g.dtype == y.dtype or g.shape != y.shape or g.device != y.device:
         return False
     return _has_rows(g, arguments["dim"]) and _has_rows(y, arguments["dim"])
 
@@ -84,3 +88,4 @@ FORMS: dict[str, Form] = {
     "_safe_softmax": safe_softmax_form,
     "logsumexp": logsumexp_form,
 }
+FLOAT32 = frozenset(FORMS)

@@ -20,6 +20,9 @@ Where the statistics are constants (batch norm in evaluation mode), ``dx = g * s
 are ``sum(d * g) * invstd`` and ``sum(g)`` for batch norm, else ``sum(dy * (d * invstd))`` and ``sum(dy)`` over all that
 share the weight. A missing weight is 1, a missing bias 0.
 
+Where ``x`` and ``dy`` are float32 they are widened first; weight, bias and statistics are float64. What is returned in
+their place is float64, or float32 cut from it; statistics and the gradients of weight and bias are float64.
+
 The terms of a sum keep ``sum_bits(n)`` bits below the largest one: 43 for 256 terms, 36 for 2**15. Each term is off by
 at most ``2**-(bits + 1)`` of the largest, and so is the mean; all other steps are off by 2**-53 each.
 """
@@ -40,12 +43,12 @@ from vt_core.numerics.norms import Normalised
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: Groups, centred: bool = True
 ) -> Normalised:
-    """Return ``x`` (float64) normalised by the statistics of its groups; statistics are flat."""
+    """Return ``x`` normalised by the statistics of its groups; statistics are flat."""
     if x.numel() and _compact(groups.terms):
         found = norms.normalise(x, weight, bias, eps, groups, centred)
         if found is not None:
             return found
-    cut = x.detach().reshape(groups.shape)
+    cut = x.detach().double().reshape(groups.shape)
     mean = _mean(_sum(cut, groups), groups) if centred else torch.zeros_like(_statistic(cut, groups))
     d = cut - mean
     squares = _sum(d * d, groups)
@@ -57,11 +60,11 @@ def normalise(
 def apply_statistics(
     x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, bias: Tensor | None, groups: Groups
 ) -> Tensor:
-    """Return ``x`` (float64), whose channels are its groups, normalised by given statistics."""
+    """Return ``x``, whose channels are its groups, normalised by given statistics."""
     found = norms.apply_statistics(x, mean, invstd, weight, bias, groups) if x.numel() else None
     if found is not None:
         return found
-    d = x.detach().reshape(groups.shape) - mean.reshape(groups.statistics_shape)
+    d = x.detach().double().reshape(groups.shape) - mean.reshape(groups.statistics_shape)
     return _weighted(d * invstd.reshape(groups.statistics_shape), weight, bias, groups).reshape(x.shape)
 
 
@@ -75,8 +78,8 @@ def gradients(
         found = norm_gradients.gradients(x, dy, weight, mean, invstd, groups, mask, centred, training)
         if found is not None:
             return found
-    grad = dy.detach().reshape(groups.shape)
-    d = x.detach().reshape(groups.shape) - mean.reshape(groups.statistics_shape)
+    grad = dy.detach().double().reshape(groups.shape)
+    d = x.detach().double().reshape(groups.shape) - mean.reshape(groups.statistics_shape)
     inverse = invstd.reshape(groups.statistics_shape)
     w = None if weight is None else weight.detach().reshape(groups.weight_shape)
     g, scale = grad, inverse

@@ -88,15 +88,18 @@ def _polynomial(x: Any, coefficients: Any) -> Any:
 
 
 def kernel(function: Callable[..., Any], inputs: int) -> Callable[..., None]:
-    """Return the compiled loop over a core of one or two flat arrays and numbers: ``loop(*arrays, out, numbers)``."""
+    """Return the compiled loop over a core of one or two flat arrays and numbers: ``loop(*arrays, out, numbers)``.
+
+    Arrays of float32 are widened value by value and ``out`` of float32 cuts what is stored.
+    """
 
     def one(x: Any, out: Any, numbers: Any) -> None:
         for i in range(x.size):
-            out[i] = function(x[i], *numbers)
+            out[i] = function(np.float64(x[i]), *numbers)
 
     def two(x: Any, y: Any, out: Any, numbers: Any) -> None:
         for i in range(x.size):
-            out[i] = function(x[i], y[i], *numbers)
+            out[i] = function(np.float64(x[i]), np.float64(y[i]), *numbers)
 
     loop = (one, two)[inputs - 1]
     loop.__qualname__ = f"{function.__name__}-{inputs}"

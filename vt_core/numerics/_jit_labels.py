@@ -1,7 +1,8 @@
 """Compiled losses of labels (CPU): the value that each label chooses, and the gradient at its place.
 
 ``x`` is contiguous with the classes in the middle: the value of example ``i // inner``, class ``k`` and position
-``i % inner`` lies at ``((i // inner) * classes + k) * inner + i % inner``. No fastmath.
+``i % inner`` lies at ``((i // inner) * classes + k) * inner + i % inner``. It may be of float32: its values are widened
+one by one, and results cut where they are stored. No fastmath.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def choose(
         if label < 0 or label >= classes:
             return -1
         w = weight[label] if weight.size else 1.0
-        terms[i], weights[i] = -(x[((i // inner) * classes + label) * inner + i % inner] * w), w
+        value = np.float64(x[((i // inner) * classes + label) * inner + i % inner])
+        terms[i], weights[i] = -(value * w), w
         count += 1
     return count
 

@@ -4,6 +4,8 @@ Floats in ascending order are integers in ascending order once the magnitude bit
 a *key* keeps the smallest and the largest value of a group, from which the largest of all later terms follows, for
 each step of the form is monotonic. So every sum takes one pass, by the integers of ``_jit_units``.
 
+``x`` and ``y`` are float64 or float32, all else is float64: what is read from ``x`` is widened before anything is done.
+
 A group with a NaN, an infinity or a term of 2**480 and more is not ``fine`` and left to the plain form.
 No fastmath: nothing is contracted to an FMA.
 """
@@ -18,9 +20,10 @@ from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics._jit_units import (
     LIMIT_BITS,
     MAGNITUDE,
-    add_units_each,
+    add_bits_each,
     shift_for,
     square_units_in,
+    take_shifts_off,
     unit_of,
     units_in,
 )
@@ -55,20 +58,16 @@ def _largest_square(top: Any, bottom: Any, mean: Any) -> Any:
 
 
 @compiled_ieee
-def _keys_in(pattern: Any) -> Any:
-    """Return the keys of the largest and the smallest value."""
+def _copy(x: Any, into: Any) -> Any:
+    """Widen ``x`` into float64; return the keys of the largest and the smallest value."""
     top, bottom = _LOWEST_KEY, MAGNITUDE
-    for i in range(pattern.size):
-        key = _key(pattern[i])
+    for i in range(x.size):
+        value = np.float64(x[i])
+        into[i] = value
+        key = _key(value.view(np.int64))
         top = max(top, key)
         bottom = min(bottom, key)
     return top, bottom
-
-
-@compiled_ieee
-def _copy(x: Any, into: Any) -> None:
-    for i in range(x.size):
-        into[i] = x[i]
 
 
 @compiled_ieee
@@ -118,9 +117,10 @@ def rows(
 ) -> None:  # fmt: skip
     """Groups ``begin`` to ``end`` are rows as long as ``weight``."""
     width = weight.size
+    row = np.empty(width)
     for j in range(begin, end):
-        row, to = x[j * width : (j + 1) * width], y[j * width : (j + 1) * width]
-        top, bottom = _keys_in(row.view(np.int64))
+        to = y[j * width : (j + 1) * width]
+        top, bottom = _copy(x[j * width : (j + 1) * width], row)
         mean[j], squares, fine[j] = _statistics(row, top, bottom, bits, centred)
         if not fine[j]:
             return
@@ -142,16 +142,19 @@ def runs(
     period, group_weight, run_weight = weights
     terms = count * length
     pitch = terms + PADDING
+    tops, bottoms = np.empty(tile, np.int64), np.empty(tile, np.int64)
     for first in range(begin, end, tile):
         last = min(first + tile, end)
+        tops[:], bottoms[:] = _LOWEST_KEY, MAGNITUDE
         for i in range(count):
             for j in range(first, last):
-                at, to = j * group_step + i * run_step, (j - first) * pitch + i * length
-                _copy(x[at : at + length], buffer[to : to + length])
+                at, to, k = j * group_step + i * run_step, (j - first) * pitch + i * length, j - first
+                top, bottom = _copy(x[at : at + length], buffer[to : to + length])
+                tops[k], bottoms[k] = max(tops[k], top), min(bottoms[k], bottom)
         for j in range(first, last):
-            whole = buffer[(j - first) * pitch : (j - first) * pitch + terms]
-            top, bottom = _keys_in(whole.view(np.int64))
-            mean[j], squares[j], fine[j] = _statistics(whole, top, bottom, bits, True)
+            k = j - first
+            whole = buffer[k * pitch : k * pitch + terms]
+            mean[j], squares[j], fine[j] = _statistics(whole, tops[k], bottoms[k], bits, True)
             if not fine[j]:
                 return
             invstd[j] = _inverse(squares[j], terms, eps)
@@ -175,19 +178,19 @@ def runs_apply(
 
 
 @compiled_ieee
-def _wider(pattern: Any, top: Any, bottom: Any, new_top: Any, new_bottom: Any) -> None:
+def _wider(x: Any, top: Any, bottom: Any, new_top: Any, new_bottom: Any) -> None:
     """Put the larger and the smaller keys elsewhere: in place it would be a masked store, slow on some processors."""
-    for i in range(pattern.size):
-        key = _key(pattern[i])
+    for i in range(x.size):
+        key = _key(np.float64(x[i]).view(np.int64))
         new_top[i] = max(top[i], key)
         new_bottom[i] = min(bottom[i], key)
 
 
 @compiled_ieee
-def _add_square_units(x: Any, mean: Any, shifts: Any, origins: Any, into: Any) -> None:
+def _add_square_bits(x: Any, mean: Any, shifts: Any, into: Any) -> None:
     for i in range(x.size):
         d = x[i] - mean[i]
-        into[i] += np.float64(d * d + shifts[i]).view(np.int64) - origins[i]
+        into[i] += np.float64(d * d + shifts[i]).view(np.int64)
 
 
 @compiled_ieee
@@ -198,8 +201,8 @@ def column_keys(x: Any, top: Any, bottom: Any, begin: Any, end: Any) -> None:
     other_top, other_bottom = np.empty_like(top), np.empty_like(top)
     for r in range(begin, end, 2):
         s = min(r + 1, end - 1)
-        _wider(x[r * width : (r + 1) * width].view(np.int64), top, bottom, other_top, other_bottom)
-        _wider(x[s * width : (s + 1) * width].view(np.int64), other_top, other_bottom, top, bottom)
+        _wider(x[r * width : (r + 1) * width], top, bottom, other_top, other_bottom)
+        _wider(x[s * width : (s + 1) * width], other_top, other_bottom, top, bottom)
 
 
 @compiled_ieee
@@ -208,7 +211,8 @@ def column_units(x: Any, shifts: Any, into: Any, begin: Any, end: Any) -> None:
     width = into.size
     into[:] = 0
     for r in range(begin, end):
-        add_units_each(x[r * width : (r + 1) * width], shifts, shifts.view(np.int64), into)
+        add_bits_each(x[r * width : (r + 1) * width], shifts, into)
+    take_shifts_off(into, shifts, end - begin)
 
 
 @compiled_ieee
@@ -217,7 +221,8 @@ def column_square_units(x: Any, mean: Any, shifts: Any, into: Any, begin: Any, e
     width = into.size
     into[:] = 0
     for r in range(begin, end):
-        _add_square_units(x[r * width : (r + 1) * width], mean, shifts, shifts.view(np.int64), into)
+        _add_square_bits(x[r * width : (r + 1) * width], mean, shifts, into)
+    take_shifts_off(into, shifts, end - begin)
 
 
 @compiled_ieee

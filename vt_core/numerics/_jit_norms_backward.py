@@ -1,7 +1,8 @@
 """Compiled backward pass of the exact normalisations (CPU); see ``norms`` and ``_jit_norms``.
 
 Two sums at once: of the gradient, and of its products with the normalised input. A first pass finds the largest
-magnitudes of the terms, a second adds integers. No fastmath.
+magnitudes of the terms, a second adds integers. ``x``, ``dy`` and ``dx`` are all float64 or all float32, all else is
+float64. No fastmath.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import numpy as np
 
 from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics._jit_norms import PADDING
-from vt_core.numerics._jit_units import LIMIT_BITS, largest_in, magnitude, raise_to, shift_for, unit_of, units_in
-
-
-@compiled_ieee
-def _centre(x: Any, mean: Any, d: Any) -> None:
-    for i in range(x.size):
-        d[i] = x[i] - mean
+from vt_core.numerics._jit_units import (
+    LIMIT_BITS,
+    magnitude,
+    raise_to,
+    shift_for,
+    unit_of,
+    units_in,
+    without_shift,
+)
 
 
 @compiled_ieee
@@ -28,30 +31,38 @@ def _times(x: Any, factor: Any, y: Any) -> None:
 
 
 @compiled_ieee
-def _normalised_products(x: Any, dy: Any, mean: Any, invstd: Any, t: Any) -> None:
+def _normalised_products(x: Any, dy: Any, mean: Any, invstd: Any, t: Any, g: Any) -> Any:
+    """Put ``t = dy * ((x - mean) * invstd)`` and ``g = dy``; return the largest bits of ``g`` and of ``t``."""
+    most, most_product = np.int64(0), np.int64(0)
     for i in range(x.size):
-        t[i] = dy[i] * ((x[i] - mean) * invstd)
+        grad = np.float64(dy[i])
+        product = grad * ((x[i] - mean) * invstd)
+        t[i], g[i] = product, grad
+        most = max(most, magnitude(grad))
+        most_product = max(most_product, magnitude(product))
+    return most, most_product
 
 
 @compiled_ieee
-def _largest_products_in(d: Any, g: Any) -> Any:
-    """Return the largest bits of ``g`` and of ``d * g``."""
+def _prepare(x: Any, dy: Any, mean: Any, factor: Any, d: Any, g: Any) -> Any:
+    """Put ``d = x - mean`` and ``g = dy * factor``; return the largest bits of ``g`` and of ``d * g``."""
     most, most_product = np.int64(0), np.int64(0)
-    for i in range(g.size):
-        most = max(most, magnitude(g[i]))
-        most_product = max(most_product, magnitude(d[i] * g[i]))
+    for i in range(x.size):
+        centred, grad = x[i] - mean, dy[i] * factor
+        d[i], g[i] = centred, grad
+        most = max(most, magnitude(grad))
+        most_product = max(most_product, magnitude(centred * grad))
     return most, most_product
 
 
 @compiled_ieee
 def _product_units_in(d: Any, g: Any, shift: Any, shift_of_products: Any) -> Any:
     """Return the units of the sum of ``g`` and of that of ``d * g``."""
-    origin, other = np.float64(shift).view(np.int64), np.float64(shift_of_products).view(np.int64)
     total, products = np.int64(0), np.int64(0)
     for i in range(g.size):
-        total += np.float64(g[i] + shift).view(np.int64) - origin
-        products += np.float64(d[i] * g[i] + shift_of_products).view(np.int64) - other
-    return total, products
+        total += np.float64(g[i] + shift).view(np.int64)
+        products += np.float64(d[i] * g[i] + shift_of_products).view(np.int64)
+    return without_shift(total, shift, g.size), without_shift(products, shift_of_products, g.size)
 
 
 @compiled_ieee
@@ -70,22 +81,25 @@ def runs(
     period, group_weight, run_weight = weights
     terms = count * length
     pitch = terms + PADDING
-    shared, slope = np.empty(tile), np.empty(tile)
+    shared, slope, most = np.empty(tile), np.empty(tile), np.empty((tile, 2), np.int64)
     for first in range(begin, end, tile):
         last = min(first + tile, end)
+        most[:] = 0
         for i in range(count):
             for j in range(first, last):
                 at, to = j * group_step + i * run_step, (j - first) * pitch + i * length
-                k = (j % period) * group_weight + i * run_weight
-                _centre(x[at : at + length], mean[j], d[to : to + length])
-                _times(dy[at : at + length], factor[k], g[to : to + length])
+                by = factor[(j % period) * group_weight + i * run_weight]
+                one, product = _prepare(
+                    x[at : at + length], dy[at : at + length], mean[j], by, d[to : to + length], g[to : to + length]
+                )  # fmt: skip
+                large = most[j - first]
+                large[0], large[1] = max(large[0], one), max(large[1], product)
         for j in range(first, last):
-            at = (j - first) * pitch
-            most, most_product = _largest_products_in(d[at : at + terms], g[at : at + terms])
-            fine[j] = max(most, most_product) < LIMIT_BITS
+            at, large = (j - first) * pitch, most[j - first]
+            fine[j] = max(large[0], large[1]) < LIMIT_BITS
             if not fine[j]:
                 return
-            shift, shift_of_products = shift_for(most, bits), shift_for(most_product, bits)
+            shift, shift_of_products = shift_for(large[0], bits), shift_for(large[1], bits)
             units, products = _product_units_in(d[at : at + terms], g[at : at + terms], shift, shift_of_products)
             total[j], dot[j] = units * unit_of(shift), products * unit_of(shift_of_products)
             shared[j - first] = total[j] / np.float64(terms)
@@ -111,62 +125,45 @@ def channels(
     """Gradients of weight and bias of channels ``begin`` to ``end`` of ``count``, ``width`` of them a group."""
     terms = samples * length
     pitch = terms + PADDING
+    most = np.empty((tile, 2), np.int64)
     for first in range(begin, end, tile):
         last = min(first + tile, end)
+        most[:] = 0
         for n in range(samples):
             for c in range(first, last):
                 at, to, j = (n * count + c) * length, (c - first) * pitch + n * length, (n * count + c) // width
-                _times(dy[at : at + length], 1.0, g[to : to + length])
-                _normalised_products(x[at : at + length], g[to : to + length], mean[j], invstd[j], t[to : to + length])
+                one, product = _normalised_products(
+                    x[at : at + length], dy[at : at + length], mean[j], invstd[j], t[to : to + length],
+                    g[to : to + length],
+                )  # fmt: skip
+                large = most[c - first]
+                large[0], large[1] = max(large[0], one), max(large[1], product)
         for c in range(first, last):
-            at = (c - first) * pitch
-            most, most_product = (
-                largest_in(g[at : at + terms].view(np.int64)),
-                largest_in(t[at : at + terms].view(np.int64)),
-            )
-            fine[c] = max(most, most_product) < LIMIT_BITS
+            at, large = (c - first) * pitch, most[c - first]
+            fine[c] = max(large[0], large[1]) < LIMIT_BITS
             if not fine[c]:
                 return
-            shift, shift_of_products = shift_for(most, bits), shift_for(most_product, bits)
+            shift, shift_of_products = shift_for(large[0], bits), shift_for(large[1], bits)
             db[c] = units_in(g[at : at + terms], shift) * unit_of(shift)
             dw[c] = units_in(t[at : at + terms], shift_of_products) * unit_of(shift_of_products)
 
 
 @compiled_ieee
-def _largest_of_row(x: Any, dy: Any, mean: Any, weight: Any) -> Any:
-    """Return the largest bits of g = dy * weight and of (x - mean) * g."""
+def _prepare_row(x: Any, dy: Any, mean: Any, weight: Any, d: Any, g: Any) -> Any:
+    """Do what ``_prepare`` does with a weight for each element."""
     most, most_product = np.int64(0), np.int64(0)
     for i in range(x.size):
-        g = dy[i] * weight[i]
-        most = max(most, magnitude(g))
-        most_product = max(most_product, magnitude((x[i] - mean) * g))
+        centred, grad = x[i] - mean, dy[i] * weight[i]
+        d[i], g[i] = centred, grad
+        most = max(most, magnitude(grad))
+        most_product = max(most_product, magnitude(centred * grad))
     return most, most_product
 
 
 @compiled_ieee
-def _units_of_row(x: Any, dy: Any, mean: Any, weight: Any, shift: Any, shift_of_products: Any) -> Any:
-    """Return the units of the sums of g and of (x - mean) * g."""
-    origin, other = np.float64(shift).view(np.int64), np.float64(shift_of_products).view(np.int64)
-    total, products = np.int64(0), np.int64(0)
-    for i in range(x.size):
-        g = dy[i] * weight[i]
-        total += np.float64(g + shift).view(np.int64) - origin
-        products += np.float64((x[i] - mean) * g + shift_of_products).view(np.int64) - other
-    return total, products
-
-
-@compiled_ieee
-def _gradient_of_row(
-    x: Any, dy: Any, dx: Any, mean: Any, weight: Any, shared: Any, slope: Any, scale: Any
-) -> None:  # fmt: skip
-    for i in range(x.size):
-        dx[i] = ((dy[i] * weight[i] - shared) - (x[i] - mean) * slope) * scale
-
-
-@compiled_ieee
-def _raise_to_products(x: Any, dy: Any, mean: Any, invstd: Any, most: Any, new: Any) -> None:
+def _raise_to_products(d: Any, dy: Any, invstd: Any, most: Any, new: Any) -> None:
     for i in range(dy.size):
-        new[i] = max(most[i], magnitude(dy[i] * ((x[i] - mean) * invstd)))
+        new[i] = max(most[i], magnitude(dy[i] * (d[i] * invstd)))
 
 
 @compiled_ieee
@@ -177,23 +174,23 @@ def rows(
     """Gradients of rows ``begin`` to ``end``; unless ``most`` is empty, the columns' largest terms go there."""
     width = weight.size
     terms = np.float64(width)
+    d, g = np.empty(width), np.empty(width)
     most[:], most_product[:] = 0, 0
     now, now_product, then, then_product = most, most_product, np.empty_like(most), np.empty_like(most)
     for j in range(begin, end):
         row, grad = x[j * width : (j + 1) * width], dy[j * width : (j + 1) * width]
-        large, large_product = _largest_of_row(row, grad, mean[j], weight)
+        large, large_product = _prepare_row(row, grad, mean[j], weight, d, g)
         fine[j] = max(large, large_product) < LIMIT_BITS
         if not fine[j]:
             return
         if dx.size:
             shift, shift_of_products = shift_for(large, bits), shift_for(large_product, bits)
-            units, products = _units_of_row(row, grad, mean[j], weight, shift, shift_of_products)
+            units, products = _product_units_in(d, g, shift, shift_of_products)
             shared = (units * unit_of(shift)) / terms if centred else 0.0
             slope = (((products * unit_of(shift_of_products)) * invstd[j]) * invstd[j]) / terms
-            to = dx[j * width : (j + 1) * width]
-            _gradient_of_row(row, grad, to, mean[j], weight, shared, slope, invstd[j])
+            _gradient(d, g, dx[j * width : (j + 1) * width], shared, slope, invstd[j])
         if most.size:
             raise_to(grad, now, then)
-            _raise_to_products(row, grad, mean[j], invstd[j], now_product, then_product)
+            _raise_to_products(d, grad, invstd[j], now_product, then_product)
             now, now_product, then, then_product = then, then_product, now, now_product
     most[:], most_product[:] = now, now_product

@@ -1,6 +1,7 @@
 """Compiled sums over the rows of a matrix, for the backward pass of the exact normalisations (CPU); see ``norms``.
 
-Each thread has its part of the rows; what it finds of a column is combined without a rounding. No fastmath.
+Each thread has its part of the rows; what it finds of a column is combined without a rounding. ``x``, ``dy`` and ``dx``
+are all float64 or all float32, all else is float64. No fastmath.
 """
 
 from __future__ import annotations
@@ -10,18 +11,29 @@ from typing import Any
 import numpy as np
 
 from vt_core.numerics._jit_base import compiled_ieee
-from vt_core.numerics._jit_units import LIMIT_BITS, magnitude, raise_to, shift_for, unit_of
+from vt_core.numerics._jit_units import LIMIT_BITS, magnitude, raise_to, shift_for, take_shifts_off, unit_of
 
 
 @compiled_ieee
-def _add_by_row(
-    x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any,
-    into: Any, products: Any,
+def _add_row(
+    x: Any, dy: Any, mean: Any, invstd: Any, shifts: Any, product_shifts: Any, into: Any, products: Any
 ) -> None:  # fmt: skip
     for i in range(x.size):
         t = dy[i] * ((x[i] - mean) * invstd)
-        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64) - origins[i]
-        products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
+        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64)
+        products[i] += np.float64(t + product_shifts[i]).view(np.int64)
+
+
+@compiled_ieee
+def _add_two_rows(
+    x: Any, dy: Any, mean: Any, invstd: Any, z: Any, dz: Any, other_mean: Any, other_invstd: Any, shifts: Any,
+    product_shifts: Any, into: Any, products: Any,
+) -> None:  # fmt: skip
+    for i in range(x.size):
+        t, u = dy[i] * ((x[i] - mean) * invstd), dz[i] * ((z[i] - other_mean) * other_invstd)
+        shift, product_shift = shifts[i], product_shifts[i]
+        into[i] += np.float64(dy[i] + shift).view(np.int64) + np.float64(dz[i] + shift).view(np.int64)
+        products[i] += np.float64(t + product_shift).view(np.int64) + np.float64(u + product_shift).view(np.int64)
 
 
 @compiled_ieee
@@ -32,13 +44,20 @@ def row_units(
     """Put each column's sums of dy and of dy * ((x - mean) * invstd), statistics by row, in units."""
     width = into.size
     into[:], products[:] = 0, 0
-    origins, product_origins = shifts.view(np.int64), product_shifts.view(np.int64)
-    for r in range(begin, end):
-        at = r * width
-        _add_by_row(
-            x[at : at + width], dy[at : at + width], mean[r], invstd[r], shifts, origins, product_shifts,
-            product_origins, into, products,
+    for r in range(begin, end - 1, 2):
+        p, q, s = r * width, (r + 1) * width, r + 1
+        _add_two_rows(
+            x[p : p + width], dy[p : p + width], mean[r], invstd[r], x[q : q + width], dy[q : q + width], mean[s],
+            invstd[s], shifts, product_shifts, into, products,
         )  # fmt: skip
+    if (end - begin) % 2:
+        r = end - 1
+        p = r * width
+        _add_row(
+            x[p : p + width], dy[p : p + width], mean[r], invstd[r], shifts, product_shifts, into, products
+        )  # fmt: skip
+    take_shifts_off(into, shifts, end - begin)
+    take_shifts_off(products, product_shifts, end - begin)
 
 
 @compiled_ieee
@@ -63,13 +82,12 @@ def column_largest(x: Any, dy: Any, mean: Any, most: Any, most_product: Any, beg
 
 @compiled_ieee
 def _add_by_column(
-    x: Any, dy: Any, mean: Any, shifts: Any, origins: Any, product_shifts: Any, product_origins: Any, into: Any,
-    products: Any,
+    x: Any, dy: Any, mean: Any, shifts: Any, product_shifts: Any, into: Any, products: Any
 ) -> None:  # fmt: skip
     for i in range(x.size):
-        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64) - origins[i]
+        into[i] += np.float64(dy[i] + shifts[i]).view(np.int64)
         t = (x[i] - mean[i]) * dy[i]
-        products[i] += np.float64(t + product_shifts[i]).view(np.int64) - product_origins[i]
+        products[i] += np.float64(t + product_shifts[i]).view(np.int64)
 
 
 @compiled_ieee
@@ -79,13 +97,11 @@ def column_units(
     """Put each column's sums of dy and of (x - mean) * dy in units."""
     width = into.size
     into[:], products[:] = 0, 0
-    origins, product_origins = shifts.view(np.int64), product_shifts.view(np.int64)
     for r in range(begin, end):
         at = r * width
-        _add_by_column(
-            x[at : at + width], dy[at : at + width], mean, shifts, origins, product_shifts, product_origins, into,
-            products,
-        )  # fmt: skip
+        _add_by_column(x[at : at + width], dy[at : at + width], mean, shifts, product_shifts, into, products)
+    take_shifts_off(into, shifts, end - begin)
+    take_shifts_off(products, product_shifts, end - begin)
 
 
 @compiled_ieee

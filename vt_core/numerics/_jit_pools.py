@@ -146,17 +146,51 @@ def windows(
 
 
 @compiled
+def _scatter(terms: Any, index: Any, into: Any) -> Any:
+    into[:] = 0.0
+    for o in range(terms.size):
+        i = index[o]
+        if i < 0 or i >= into.size:
+            return False
+        into[i] += terms[o]
+    return True
+
+
+@compiled
 def scatter(terms: Any, index: Any, count: Any, size: Any, out: Any, begin: Any, end: Any) -> Any:
     """Add ``count`` terms to planes ``begin`` to ``end`` of ``size``, in order; False for an index outside a plane."""
     for plane in range(begin, end):
-        into = out[plane * size : (plane + 1) * size]
-        into[:] = 0.0
         mine, where = terms[plane * count : (plane + 1) * count], index[plane * count : (plane + 1) * count]
-        for o in range(count):
-            i = where[o]
+        if not _scatter(mine, where, out[plane * size : (plane + 1) * size]):
+            return False
+    return True
+
+
+@compiled
+def scatter_single(terms: Any, index: Any, count: Any, size: Any, out: Any, begin: Any, end: Any) -> Any:
+    """Do the same with float32 terms: sums are float64 and cut to float32 at last."""
+    sums = np.empty(size)
+    for plane in range(begin, end):
+        mine, where = terms[plane * count : (plane + 1) * count], index[plane * count : (plane + 1) * count]
+        if not _scatter(mine, where, sums):
+            return False
+        out[plane * size : (plane + 1) * size] = sums
+    return True
+
+
+@compiled
+def _scatter_tile(terms: Any, index: Any, steps: Any, count: Any, size: Any, width: Any, into: Any) -> Any:
+    """Scatter ``width`` planes side by side; ``steps`` are those of the outputs and of the elements."""
+    step, to_step = steps
+    for i in range(size):
+        into[i * to_step : i * to_step + width] = 0.0
+    for o in range(count):
+        mine, where = terms[o * step : o * step + width], index[o * step : o * step + width]
+        for c in range(width):
+            i = where[c]
             if i < 0 or i >= size:
                 return False
-            into[i] += mine[o]
+            into[i * to_step + c] += mine[c]
     return True
 
 
@@ -169,15 +203,25 @@ def scatter_channels(
     for item in range(begin, end):
         plane, first = item // tiles, item % tiles * CHANNELS
         width = min(CHANNELS, channels - first)
-        origin = plane * size * channels + first
+        at, to = plane * count * channels + first, plane * size * channels + first
+        if not _scatter_tile(terms[at:], index[at:], (channels, channels), count, size, width, out[to:]):
+            return False
+    return True
+
+
+@compiled
+def scatter_channels_single(
+    terms: Any, index: Any, count: Any, size: Any, channels: Any, out: Any, begin: Any, end: Any
+) -> Any:
+    """Do the same with float32 terms: sums are float64 and cut to float32 at last."""
+    tiles = (channels + CHANNELS - 1) // CHANNELS
+    sums = np.empty(size * CHANNELS)
+    for item in range(begin, end):
+        plane, first = item // tiles, item % tiles * CHANNELS
+        width = min(CHANNELS, channels - first)
+        at, to = plane * count * channels + first, plane * size * channels + first
+        if not _scatter_tile(terms[at:], index[at:], (channels, CHANNELS), count, size, width, sums):
+            return False
         for i in range(size):
-            at = origin + i * channels
-            out[at : at + width] = 0.0
-        for o in range(count):
-            at = (plane * count + o) * channels + first
-            for c in range(width):
-                i = index[at + c]
-                if i < 0 or i >= size:
-                    return False
-                out[origin + i * channels + c] += terms[at + c]
+            out[to + i * channels : to + i * channels + width] = sums[i * CHANNELS : i * CHANNELS + width]
     return True

@@ -14,7 +14,6 @@ from vt_core.numerics._jit_units import (
     EXPONENT,
     LIMIT_BITS,
     add_units_each,
-    each_largest,
     round_any,
     shift_for,
     unit_of,
@@ -82,6 +81,13 @@ def _far_sum(x: Any, width: Any, column: Any, order: Any, bits: Any) -> Any:
 
 
 @compiled
+def _raise(x: Any, into: Any) -> None:
+    """Raise ``into`` to the bits of the magnitudes, NaN and infinities included."""
+    for i in range(x.size):
+        into[i] = max(into[i], bits_of_magnitude(x[i]))
+
+
+@compiled
 def _set_shifts(largest: Any, bits: Any, shifts: Any) -> None:
     for i in range(shifts.size):
         shifts[i] = shift_for(largest[i], bits)
@@ -109,9 +115,11 @@ def _to_values(units: Any, shifts: Any, out: Any) -> None:
 
 @compiled
 def add_rows(x: Any, width: Any, rows: Any, offsets: Any, order: Any, out: Any, begin: Any, end: Any) -> None:
-    """Add to rows of ``width`` of ``out`` the sums of their terms; items ``begin`` to ``end``, TILE columns each."""
+    """Add to rows of ``width`` of ``out`` the sums of their terms; items ``begin`` to ``end``, TILE columns each.
+
+    Both may be float32: the sums are float64, and what is stored is cut.
+    """
     tiles = (width + TILE - 1) // TILE
-    pattern = x.view(np.int64)
     largest, totals, shifts = np.empty(TILE, np.int64), np.empty(TILE, np.int64), np.empty(TILE, np.float64)
     for item in range(begin, end):
         s, first = item // tiles, item % tiles * TILE
@@ -122,7 +130,7 @@ def add_rows(x: Any, width: Any, rows: Any, offsets: Any, order: Any, out: Any, 
         big[:] = 0
         for k in range(mine.size):
             at = mine[k] * width + first
-            each_largest(pattern[at : at + size], big)
+            _raise(x[at : at + size], big)
         if big.max() >= LIMIT_BITS:
             for i in range(size):
                 into[i] += _far_sum(x, width, first + i, mine, bits)

@@ -2,7 +2,8 @@
 
 A row stays in the cache for its three passes: the largest magnitude, the sum, the result. Maxima are maxima of
 integers and sums are sums of integers, which LLVM vectorises: their order is nobody's choice. Loops run over slices;
-columns are copied into rows, a few at a time. No fastmath.
+columns are copied into rows, a few at a time. Values of float32 are widened one by one, and results cut where they are
+stored. No fastmath.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from vt_core.numerics._jit_base import compiled_ieee
 from vt_core.numerics._jit_elementary import exp
 from vt_core.numerics._jit_rows import CHUNK, gather, halves, joined, scatter
-from vt_core.numerics._jit_units import largest_in, magnitude, units_in
+from vt_core.numerics._jit_units import magnitude, units_in
 
 LIMIT_BITS = (1023 + 1020) << 52
 """Bits of 2**1020: magnitudes of so much and more count as infinite."""
@@ -24,10 +25,18 @@ _LIMIT_BITS = np.int64(LIMIT_BITS)
 
 
 @compiled_ieee
+def _largest(x: Any) -> Any:
+    largest = np.int64(0)
+    for i in range(x.size):
+        largest = max(largest, magnitude(x[i]))
+    return largest
+
+
+@compiled_ieee
 def _largest_product(x: Any, y: Any) -> Any:
     largest = np.int64(0)
     for i in range(x.size):
-        largest = max(largest, magnitude(x[i] * y[i]))
+        largest = max(largest, magnitude(np.float64(x[i]) * np.float64(y[i])))
     return largest
 
 
@@ -47,7 +56,7 @@ def _total(high: Any, low: Any, origin: Any) -> Any:
 def _product_units(x: Any, y: Any, shift: Any, origin: Any) -> Any:
     total = np.int64(0)
     for i in range(x.size):
-        total += np.float64(x[i] * y[i] + shift).view(np.int64) - origin
+        total += np.float64(np.float64(x[i]) * np.float64(y[i]) + shift).view(np.int64) - origin
     return total
 
 
@@ -56,7 +65,7 @@ def _far_sum(x: Any, y: Any) -> Any:
     """Return the sum of products of which some are infinite, NaN or count as infinite."""
     total = 0.0
     for i in range(x.size):
-        p = x[i] * y[i]
+        p = np.float64(x[i]) * np.float64(y[i])
         if not abs(p) < 2.0**1020:
             total += p * np.inf
     return total
@@ -64,7 +73,7 @@ def _far_sum(x: Any, y: Any) -> Any:
 
 @compiled_ieee
 def _sum(x: Any) -> Any:
-    largest = largest_in(x.view(np.int64))
+    largest = _largest(x)
     if largest >= _LIMIT_BITS:
         return _far_sum(x, np.ones_like(x))
     origin, high, low = _shift(largest), np.int64(0), np.int64(0)
@@ -95,13 +104,13 @@ def _product_sum(x: Any, y: Any) -> Any:
 @compiled_ieee
 def _softmax_gradient(g: Any, y: Any, s: Any, out: Any) -> None:
     for i in range(g.size):
-        out[i] = y[i] * (g[i] - s)
+        out[i] = np.float64(y[i]) * (np.float64(g[i]) - s)
 
 
 @compiled_ieee
 def _log_softmax_gradient(g: Any, y: Any, s: Any, out: Any) -> None:
     for i in range(g.size):
-        out[i] = g[i] - exp(y[i]) * s
+        out[i] = np.float64(g[i]) - exp(np.float64(y[i])) * s
 
 
 @compiled_ieee

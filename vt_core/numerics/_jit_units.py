@@ -1,8 +1,9 @@
 """Sums in units, for all compiled files (CPU): terms that are multiples of one power of two are counted as integers.
 
 With ``shift`` of 1.5 * 2**52 units, the bits of ``v + shift`` are those of ``shift`` plus the number of units in ``v``,
-rounded. So the sums are sums of integers, which LLVM vectorises: their order is nobody's choice. Groups with a NaN, an
-infinity or a term of 2**480 and more cannot be counted so. No fastmath.
+rounded. So the sums are sums of integers, which LLVM vectorises: their order is nobody's choice, and since they wrap
+around, the bits of ``shift`` may be taken off once for all terms. Groups with a NaN, an infinity or a term of 2**480
+and more cannot be counted so. No fastmath.
 """
 
 from __future__ import annotations
@@ -38,11 +39,23 @@ def unit_of(shift: Any) -> Any:
 @compiled
 def units_in(x: Any, shift: Any) -> Any:
     """Return the sum of ``x`` in units."""
-    origin = np.float64(shift).view(np.int64)
     total = np.int64(0)
     for i in range(x.size):
-        total += np.float64(x[i] + shift).view(np.int64) - origin
-    return total
+        total += np.float64(x[i] + shift).view(np.int64)
+    return without_shift(total, shift, x.size)
+
+
+@compiled
+def without_shift(bits: Any, shift: Any, count: Any) -> Any:
+    """Return the units in a sum of the bits of ``count`` terms, each with ``shift``."""
+    return bits - np.int64(count) * np.float64(shift).view(np.int64)
+
+
+@compiled
+def take_shifts_off(bits: Any, shifts: Any, count: Any) -> None:
+    """Do the same for neighbouring sums, in place, each with its own shift."""
+    for i in range(bits.size):
+        bits[i] = without_shift(bits[i], shifts[i], count)
 
 
 @compiled
@@ -82,14 +95,20 @@ def add_units_each(x: Any, shifts: Any, origins: Any, into: Any) -> None:
 
 
 @compiled
+def add_bits_each(x: Any, shifts: Any, into: Any) -> None:
+    """Add the bits of a row of terms, each with its own shift."""
+    for i in range(x.size):
+        into[i] += np.float64(x[i] + shifts[i]).view(np.int64)
+
+
+@compiled
 def square_units_in(x: Any, centre: Any, shift: Any) -> Any:
     """Return the sum of ``(x - centre)**2`` in units."""
-    origin = np.float64(shift).view(np.int64)
     total = np.int64(0)
     for i in range(x.size):
         d = x[i] - centre
-        total += np.float64(d * d + shift).view(np.int64) - origin
-    return total
+        total += np.float64(d * d + shift).view(np.int64)
+    return without_shift(total, shift, x.size)
 
 
 @compiled

@@ -1,6 +1,7 @@
 """Backward pass of the exact normalisations, compiled; see ``norms`` and ``engine.norm_steps``.
 
-``None`` where the compiled loops do not apply, and the caller's duty, are as there.
+``None`` where the compiled loops do not apply, and the caller's duty, are as there; so is float32, of ``x``, ``dy`` and
+the gradient of ``x``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def gradients(
     dx = torch.empty_like(x) if mask[0] else None
     count, bits = prod(groups.statistics_shape), sum_bits(groups.terms)
     fine = np.ones(count, np.bool_)
-    values, grad, out = flat(x), flat(dy), flat(dx)
+    values, grad = flat(x), flat(dy)
+    out = values[:0] if dx is None else flat(dx)
     m, r, w = flat(mean), flat(invstd), vector(weight, groups, 1.0)
     if len(groups.shape) == 2:
         return _gradients_of_rows((values, grad), dx, w, (m, r), groups, mask, centred)
@@ -107,7 +109,8 @@ def _gradients_of_rows(
     pair: tuple[Any, Any], dx: Tensor | None, weight: Any, statistics: tuple[Any, Any], groups: Groups,
     mask: tuple[bool, bool, bool], centred: bool,
 ) -> Gradients | None:  # fmt: skip
-    (rows, width), size, fine, out = groups.shape, pair[0].size, np.ones(groups.shape[0], np.bool_), flat(dx)
+    (rows, width), size, fine = groups.shape, pair[0].size, np.ones(groups.shape[0], np.bool_)
+    out = pair[0][:0] if dx is None else flat(dx)
     with_sums = mask[1] or mask[2]
     bits, wanted = sum_bits(groups.terms), width if with_sums else 0
 

@@ -16,7 +16,6 @@ from vt_core.numerics.scratch import Scratch
 
 scratch = Scratch()
 """Where the runs of a group are put together."""
-_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,9 @@ def shaped_like(matrix: Tensor, x: Tensor) -> Tensor:
     return matrix.view(x.movedim(1, -1).shape).movedim(-1, 1)
 
 
-def flat(x: Tensor | None) -> Any:
-    """Return the values as a flat array that shares memory with contiguous ones; an empty one for None."""
-    return _NOTHING if x is None else x.detach().numpy().reshape(-1)
+def flat(x: Tensor) -> Any:
+    """Return the values as a flat array that shares memory with contiguous ones."""
+    return x.detach().numpy().reshape(-1)
 
 
 def vector(values: Tensor | None, groups: Groups, default: float) -> Any:

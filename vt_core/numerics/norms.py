@@ -1,7 +1,10 @@
-"""Exact normalisations, compiled: float64 on the CPU. ``engine.norm_steps`` defines them.
+"""Exact normalisations, compiled, on the CPU. ``engine.norm_steps`` defines them.
 
 Each function returns None where the compiled loops do not apply: another device, a NaN, an infinity or a term of 2**480
 and more somewhere. The caller sees to it that every sum has at least two terms and at most ``MAX_SUM_TERMS``.
+
+The input may be float32: what is computed from it in float64 is then cut to float32 as it is written. All else is
+float64.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from vt_core.numerics.quantise import sum_bits, use_compiled
 
 
 class Normalised(NamedTuple):
-    """A normalised tensor, and of each group the mean, the sum of squares (not of rows), 1 / standard deviation."""
+    """A normalised tensor, and of each group the mean, the sum of squares (not of rows), 1 / standard deviation.
+
+    The statistics are float64.
+    """
 
     y: Tensor
     mean: Tensor

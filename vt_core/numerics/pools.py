@@ -9,7 +9,7 @@ same on every machine.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -123,25 +123,39 @@ def plane_scatter(terms: Tensor, index: Tensor, windows: Sequence[Windows]) -> T
     the compiled form). Raises PrecisionError for other dtypes than float64.
     """
     check_float64(terms)
-    terms, spatial = terms.detach(), len(windows)
+    if not use_compiled(terms) or terms.numel() == 0 or 0 in (w.size for w in windows):
+        return reference_plane_scatter(terms.detach(), index, windows)
+    return _plane_scatter(terms.detach(), index, windows, _jit_pools.scatter, _jit_pools.scatter_channels)
+
+
+def plane_scatter_of_single(terms: Tensor, index: Tensor, windows: Sequence[Windows]) -> Tensor | None:
+    """Return ``plane_scatter(terms.double(), index, windows)`` of float32 terms, perhaps already cut to float32."""
+    if not use_compiled(terms) or terms.numel() == 0 or 0 in (w.size for w in windows):
+        return reference_plane_scatter(terms.detach().double(), index, windows)
+    return _plane_scatter(
+        terms.detach(), index, windows, _jit_pools.scatter_single, _jit_pools.scatter_channels_single
+    )  # fmt: skip
+
+
+def _plane_scatter(
+    terms: Tensor, index: Tensor, windows: Sequence[Windows], in_planes: Callable[..., bool],
+    by_channel: Callable[..., bool],
+) -> Tensor | None:  # fmt: skip
+    spatial, found = len(windows), list[bool]()
     sizes, count = [w.size for w in windows], prod(len(w) for w in windows)
     size = prod(sizes)
-    if not use_compiled(terms) or terms.numel() == 0 or size == 0:
-        return reference_plane_scatter(terms, index, windows)
-    found: list[bool] = []
     if _channels_last(terms, spatial):
         batch, channels = terms.shape[:2]
         t, i = (v.movedim(1, -1).reshape(-1).numpy() for v in (terms, index))
         result = terms.new_empty([batch, *sizes, channels])
         out = result.view(-1).numpy()
         items = batch * -(-channels // _jit_pools.CHANNELS)
-        work = _jit_pools.scatter_channels
-        in_parts(lambda a, b: found.append(work(t, i, count, size, channels, out, a, b)), items, out.size)
+        in_parts(lambda a, b: found.append(by_channel(t, i, count, size, channels, out, a, b)), items, out.size)
         return result.movedim(-1, 1) if all(found) else None
     t, i = (v.reshape(-1).numpy() for v in (terms, index))
     result = terms.new_empty([*terms.shape[:-spatial], *sizes])
     out = result.view(-1).numpy()
-    in_parts(lambda a, b: found.append(_jit_pools.scatter(t, i, count, size, out, a, b)), out.size // size, out.size)
+    in_parts(lambda a, b: found.append(in_planes(t, i, count, size, out, a, b)), out.size // size, out.size)
     return result if all(found) else None
 
 

@@ -14,7 +14,7 @@ from vt_core.numerics import _jit_scatter
 from vt_core.numerics._jit_quantise import in_parts
 from vt_core.numerics.quantise import check_float64, finite_exponents, round_to_units, shifts_for, use_compiled
 
-_NARROW = 16
+NARROW = 16
 """Rows of fewer columns are handled one element after the other."""
 _COLUMNS = 8
 """Columns of a line that are handled together: a cache line."""
@@ -22,20 +22,27 @@ _SPARSE = 16
 """Lines of more than so many elements for each term are not handled as a whole."""
 
 
+def rows_compiled(terms: Tensor) -> bool:
+    """Return whether ``add_rows_`` of these rows is one compiled loop."""
+    return use_compiled(terms) and terms.shape[-1] >= NARROW
+
+
 def add_rows_(out: Tensor, index: Tensor, terms: Tensor) -> bool:
     """Add to row ``index[i]`` of ``out`` (rows, columns; contiguous) the row ``terms[i]``, for all ``i`` at once.
 
     ``index`` is int64, the others are float64. The sum of the terms of an element is exact after each is rounded to
     ``51 - ceil(log2 n)`` bits below the largest of the n; magnitudes of 2**480 and more count as infinite. False, with
-    ``out`` undefined, if an index is outside. Raises PrecisionError for another dtype than float64.
+    ``out`` undefined, if an index is outside. Where the compiled loop runs (``rows_compiled``) both may be float32: they
+    stand for their values in float64, and the result is cut. Raises PrecisionError for other dtypes.
     """
-    check_float64(out, terms)
+    if not (out.dtype == terms.dtype == torch.float32 and rows_compiled(terms)):
+        check_float64(out, terms)
     terms, (size, width) = terms.detach(), out.shape
     if index.numel() == 0 or width == 0:
         return True
     if not use_compiled(out):
         return reference_add_rows_(out, index, terms)
-    if width < _NARROW:
+    if width < NARROW:
         return add_elements_(out[None], index.view(1, -1, 1).expand(1, -1, width), terms[None])
     used, rows, offsets, order = _jit_scatter.group(index.contiguous().numpy(), size)
     if used < 0:

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and their gradients as fixed sequences of IEEE operations and exact sums (float64).
+"""Softmax, its logarithm and their gradients as fixed sequences of IEEE operations and exact sums in float64.
 
 With ``m`` the maximum of a row (``+0`` for ``-0``), each line one rounded operation an element, or an exact sum::
 
@@ -16,6 +16,8 @@ and more as infinite. A sum of n terms is within n / 2 units of the true one, be
 
 A row whose maximum is not finite gives NaN, as in PyTorch; in ``logsumexp`` it gives the maximum. On the CPU the
 compiled loops of ``_jit_softmax`` and ``_jit_softmax_backward`` compute the same bits.
+
+Tensors are float64, or float32: those are widened, by the compiled loops value by value, and the result is cut.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from vt_core.numerics import _jit_softmax as _jit
 from vt_core.numerics import _jit_softmax_backward as _jit_backward
 from vt_core.numerics._jit_elementary import exp, log
 from vt_core.numerics._jit_quantise import in_parts
-from vt_core.numerics.quantise import check_float64, use_compiled
+from vt_core.numerics.elementary import dtype_of
+from vt_core.numerics.quantise import use_compiled
 
 MAX_ROW = 1 << 27
 """Longest row: the two halves of a sum of so many terms fit float64."""
@@ -45,22 +48,22 @@ _TILE = 2048
 
 
 def softmax(x: Tensor, dim: int, empty: float = float("nan")) -> Tensor:
-    """Return the softmax of ``x`` (float64, rows of at most MAX_ROW) along ``dim``, contiguous.
+    """Return the softmax of ``x`` (rows of at most MAX_ROW) along ``dim``, contiguous, in its dtype.
 
-    ``empty`` is what a row of ``-inf`` alone gives. Raises PrecisionError for another dtype.
+    ``empty`` is what a row of ``-inf`` alone gives. Raises PrecisionError for a dtype but float64 and float32.
     """
-    check_float64(x)
+    narrow = dtype_of(x) is torch.float32
     if not use_compiled(x):
         return _by_rows(lambda rows: reference_softmax(rows, empty), dim, x)
-    return _compiled((_jit.softmax, _jit.softmax_across), dim, (x,), empty)
+    return _compiled((_jit.softmax_cut if narrow else _jit.softmax, _jit.softmax_across), dim, (x,), empty)
 
 
 def log_softmax(x: Tensor, dim: int) -> Tensor:
-    """Return the logarithm of the softmax of ``x`` (float64, rows of at most MAX_ROW) along ``dim``, contiguous.
+    """Return the logarithm of the softmax of ``x`` (rows of at most MAX_ROW) along ``dim``, contiguous, in its dtype.
 
-    Raises PrecisionError for another dtype.
+    Raises PrecisionError for a dtype but float64 and float32.
     """
-    check_float64(x)
+    dtype_of(x)
     if not use_compiled(x):
         return _by_rows(reference_log_softmax, dim, x)
     return _compiled((_jit.log_softmax, _jit.log_softmax_across), dim, (x,))
@@ -69,9 +72,9 @@ def log_softmax(x: Tensor, dim: int) -> Tensor:
 def softmax_backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
     """Return the gradient of a softmax with result ``y`` along ``dim``, contiguous; ``grad`` has its shape.
 
-    Raises PrecisionError unless both are float64.
+    Raises PrecisionError unless both are float64 or both float32.
     """
-    check_float64(grad, y)
+    dtype_of(grad, y)
     if not use_compiled(y):
         return _by_rows(reference_softmax_backward, dim, grad, y)
     return _compiled((_jit_backward.softmax_backward, _jit_backward.softmax_backward_across), dim, (grad, y))
@@ -80,9 +83,9 @@ def softmax_backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
 def log_softmax_backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
     """Return the gradient of a log_softmax with result ``y`` along ``dim``, contiguous; ``grad`` has its shape.
 
-    Raises PrecisionError unless both are float64.
+    Raises PrecisionError unless both are float64 or both float32.
     """
-    check_float64(grad, y)
+    dtype_of(grad, y)
     if not use_compiled(y):
         return _by_rows(reference_log_softmax_backward, dim, grad, y)
     return _compiled((_jit_backward.log_softmax_backward, _jit_backward.log_softmax_backward_across), dim, (grad, y))
@@ -91,17 +94,17 @@ def log_softmax_backward(grad: Tensor, y: Tensor, dim: int) -> Tensor:
 def logsumexp(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Return ``log(sum(exp(x)))`` over ``dims`` (each once, at most MAX_ROW terms, at least one), which are dropped.
 
-    Raises PrecisionError for another dtype than float64.
+    Raises PrecisionError for a dtype but float64 and float32.
     """
-    check_float64(x)
+    dtype_of(x)
     reduced = [d % x.dim() for d in dims]
     kept = [d for d in range(x.dim()) if d not in reduced]
     n = prod(x.shape[d] for d in reduced)
     shape = [x.shape[d] for d in kept]
     rows = x.detach().permute(*kept, *reduced).contiguous().view(prod(shape), n)
     if not use_compiled(x):
-        return reference_logsumexp(rows).view(shape)
-    out = torch.empty(rows.shape[0], dtype=torch.float64)
+        return reference_logsumexp(rows.double()).to(x.dtype).view(shape)
+    out = torch.empty(rows.shape[0], dtype=x.dtype)
     flat, to = rows.view(-1).numpy(), out.numpy()
     in_parts(lambda i, j: _jit.logsumexp(flat, to, n, i, j), rows.shape[0], rows.numel())
     return out.view(shape)
@@ -165,14 +168,17 @@ def _integer_sums(units: Tensor) -> Tensor:
 
 
 def _by_rows(function: Callable[..., Tensor], dim: int, *tensors: Tensor) -> Tensor:
-    """Return the result of a function of matrices, row by row, for tensors with rows along ``dim``; contiguous."""
+    """Return the result of a function of float64 matrices, row by row, for tensors with rows along ``dim``; contiguous.
+
+    It is cut to the dtype of the tensors.
+    """
     x = tensors[0]
     if x.dim() == 0:
-        return function(*(t.detach().view(1, 1) for t in tensors)).view(())
+        return function(*(t.detach().double().view(1, 1) for t in tensors)).to(x.dtype).view(())
     if not x.numel():
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    moved = [t.detach().movedim(dim, -1).contiguous() for t in tensors]
-    found = function(*(t.view(-1, x.shape[dim]) for t in moved))
+    moved = [t.detach().movedim(dim, -1).contiguous().double() for t in tensors]
+    found = function(*(t.view(-1, x.shape[dim]) for t in moved)).to(x.dtype)
     return found.view(moved[0].shape).movedim(-1, dim).contiguous()
 
 
@@ -181,7 +187,7 @@ def _compiled(
 ) -> Tensor:
     """Return the same by compiled loops: the first for rows, the second for columns."""
     x = tensors[0]
-    out = torch.empty(x.shape, dtype=torch.float64)
+    out = torch.empty(x.shape, dtype=x.dtype)
     size = out.numel()
     if not size:
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vt_core.numerics import _jit_squares
@@ -13,16 +14,17 @@ from vt_core.numerics.sums import quantised_sum
 def squares_sum(x: Tensor, centres: Tensor, bits: int) -> Tensor:
     """Return, for each row of ``x`` (rows, terms), ``quantised_sum`` of ``(x - centre) ** 2``; one centre for each row.
 
-    Exact for ``bits <= sum_bits(terms)``. Raises PrecisionError for another dtype than float64.
+    Centres and result are float64; a float32 ``x`` stands for its values in float64. Exact for
+    ``bits <= sum_bits(terms)``. Raises PrecisionError for other dtypes.
     """
-    check_float64(x, centres)
+    check_float64(centres, *([] if x.dtype == torch.float32 else [x]))
     x, centres = x.detach(), centres.detach()
     if use_compiled(x) and x.numel() and x.is_contiguous():
-        out = x.new_empty(len(x))
+        out = centres.new_empty(len(x))
         found: list[bool] = []
         flat, by, to, terms = x.view(-1).numpy(), centres.contiguous().numpy(), out.numpy(), x.shape[1]
         in_parts(lambda i, j: found.append(_jit_squares.squares(flat, terms, by, bits, to, i, j)), len(x), x.numel())
         if all(found):
             return out
-    deviations = x - centres[:, None]
+    deviations = x.double() - centres[:, None]
     return quantised_sum(deviations * deviations, [1], bits)
