@@ -32,8 +32,8 @@ def add_rows_(out: Tensor, index: Tensor, terms: Tensor) -> bool:
 
     ``index`` is int64, the others are float64. The sum of the terms of an element is exact after each is rounded to
     ``51 - ceil(log2 n)`` bits below the largest of the n; magnitudes of 2**480 and more count as infinite. False, with
-    ``out`` undefined, if an index is outside. Where the compiled loop runs (``rows_compiled``) both may be float32: they
-    stand for their values in float64, and the result is cut. Raises PrecisionError for other dtypes.
+    ``out`` undefined, if an index is outside. Where the compiled loop runs (``rows_compiled``) both may be float32:
+    they stand for their values in float64, and the result is cut. Raises PrecisionError for other dtypes.
     """
     if not (out.dtype == terms.dtype == torch.float32 and rows_compiled(terms)):
         check_float64(out, terms)
