@@ -166,10 +166,8 @@ class RecordingMode(VerifiedMode):
         keep: Collection[Origin], kept: dict[Origin, Tensor],
     ) -> None:  # fmt: skip
         honest = session.mode
-        super().__init__(
-            honest.compute, honest.rounding, honest.streams, honest.tracker, honest.promote,
-            session.spec.contractions, session.spec.functions,
-        )  # fmt: skip
+        super().__init__(honest.compute, honest.rounding, honest.streams, honest.tracker, honest.promote)
+        self.functions, self.treatments, self.forms = honest.functions, dict(honest.treatments), dict(honest.forms)
         self._session, self._source, self._start, self._step = session, source, start, step
         self._keep, self._kept = frozenset(keep), kept
         self._recording = False
