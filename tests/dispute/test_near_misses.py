@@ -160,3 +160,15 @@ def test_too_many_differences_are_not_looked_at() -> None:
     assert misfit(site, own, own.clone(), Grid.parse("float32")) == (0, 0.0)
     nan = torch.full((2,), math.nan, dtype=torch.float64)
     assert misfit(site, nan, nan.clone(), Grid.parse("float32")) == (0, 0.0)
+
+
+def test_near_zero_a_claim_must_be_a_multiple_of_the_least_step() -> None:
+    tolerance, step = Tolerance(None, -44, 5), 2.0**-39
+    x = torch.tensor([3.5 * step - 3 * 2.0**-44], dtype=torch.float64)
+    site = Site(x, x, tolerance, 0, frozenset(), {})
+    own, grid = torch.tensor([3 * step], dtype=torch.float64), Grid.parse("float32")
+    assert misfit(site, own, torch.tensor([4 * step], dtype=torch.float64), grid) == (1, pytest.approx(4.0))
+    finer = torch.tensor([3.25 * step], dtype=torch.float64)
+    assert misfit(site, own, finer, grid) == (1, math.inf), "a float32, but none that the step allows"
+    bare = dataclasses.replace(site, tolerance=Tolerance(None, -44))
+    assert misfit(bare, own, finer, grid)[0] == 1

@@ -21,7 +21,7 @@ from vt_core.dispute import records as rec
 from vt_core.dispute.tracking import Origin, Values
 from vt_core.dispute.views import View
 from vt_core.dispute.witness import Witness
-from vt_core.engine.mode import VerifiedMode, _round_scalar, _round_scalars
+from vt_core.engine.mode import GRADIENT_COPIES, VerifiedMode, _round_scalar, _round_scalars
 from vt_core.engine.opclass import LAYOUT, Treatment
 from vt_core.engine.plans import Plan, by_name, make_plan
 from vt_core.engine.rounding import TrainerRounding
@@ -257,6 +257,13 @@ class RecordingMode(VerifiedMode):
             result = super().__torch_dispatch__(func, types, args, kwargs)
             self._values.viewed(func, args, kwargs, result)
             return result
+        if plan.full_name in GRADIENT_COPIES:
+            copied = self.copy_gradient(plan, func, args, kwargs)
+            if copied is not None:
+                if plan.in_place:
+                    self._know([args[1]])
+                    self._values.copied(args[1], copied)
+                return copied
         if plan.name in LAYOUT:
             self._know([args[0]])
             result = super().__torch_dispatch__(func, types, args, kwargs)

@@ -39,6 +39,12 @@ _FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
+_WithoutFunctions = torch._C.DisableTorchFunction
+
+_COPY = "aten.copy_.default"
+GRADIENT_COPIES = frozenset({"aten.new_empty_strided.default", _COPY})
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
 _NO_FLOORS, _NO_GROWTH = (0.0, 0.0, 0.0), (0, 0, 0)
 
 TreatmentFunction = Callable[["VerifiedMode", Plan, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -78,6 +84,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.moment = Moment()
         self.drawn: list[weakref.ref[Tensor]] = []  # what random operations returned while the model was built
+        self._copy_of_gradient: Tensor | None = None  # memory that autograd has just made for one
         self.last_writer: dict[int, str] = {}  # storage address -> last operation that wrote it in place
         self.treatments: dict[Treatment | OpClass, TreatmentFunction] = {
             Treatment.CONSTANT: _constant,
@@ -103,6 +110,11 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tracker.begin_step()
         self.last_writer.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep ``torch.compile`` away once: by a wrapper around the method of a subclass, as sessions use."""
+        return "_should_skip_dynamo" not in vars(cls)
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -111,12 +123,19 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one ATen operation under its treatment."""
-        if kwargs is None:
-            kwargs = {}
+        # Below autograd nothing is replaced any more, but each look at a tensor would ask ``CommonForms`` whether.
+        with _WithoutFunctions():
+            return self._treat(func, args, {} if kwargs is None else kwargs)
+
+    def _treat(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self._plans.get(func) or self.plan(func)
         treatment = plan.treatment
         if treatment is Treatment.VIEW:
             return func(*args, **kwargs)
+        if plan.full_name in GRADIENT_COPIES:
+            copied = self.copy_gradient(plan, func, args, kwargs)
+            if copied is not None:
+                return copied
         if not plan.known:
             raise UnsupportedOperation(
                 plan.full_name, self.tracker.current(), "it is a custom kernel that nobody has proven",
@@ -126,7 +145,7 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if plan.rounds_scalars:
             args = _round_scalars(args)
             if kwargs:
-                kwargs = {k: _round_scalar(v) for k, v in kwargs.items()}
+                kwargs = {k: _round_scalar(v) if type(v) is float else v for k, v in kwargs.items()}
         if self.promote:
             args, kwargs = self._promote_dtypes(args, kwargs)
         if plan.refined and (kwargs or len(args) > plan.settled):
@@ -140,6 +159,24 @@ class VerifiedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self._check_precision(plan, result)
         if plan.traced:
             self.trace.record(plan.full_name, result)
+        return result
+
+    def copy_gradient(self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Run one of GRADIENT_COPIES if autograd copies a gradient by it: first it makes memory, then it copies.
+
+        It does so where somebody else holds the gradient, be it a frame that nobody has cleared away yet. That is no
+        part of the computation, so it is not in the trace and is no site. None for any other use of the operation.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or node.name() != _ACCUMULATE:
+            return None
+        if plan.full_name == _COPY:
+            made, self._copy_of_gradient = self._copy_of_gradient, None
+            if made is None or args[0] is not made:
+                return None
+        result: Tensor = func(*args, **kwargs)
+        if plan.full_name != _COPY:
+            self._copy_of_gradient = result
         return result
 
     # What treatments call
@@ -216,7 +253,7 @@ def _round_scalar(value: Any) -> Any:
 def _round_scalars(args: tuple[Any, ...]) -> tuple[Any, ...]:
     for value in args:
         if type(value) is float:
-            return tuple(_round_scalar(v) for v in args)
+            return tuple([_round_scalar(v) if type(v) is float else v for v in args])
     return args
 
 
@@ -376,8 +413,7 @@ def _dropout(mode: VerifiedMode, plan: Plan, arguments: dict[str, Any], stream: 
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     # uniform >= p, where uniform is the top 53 bits times 2^-53
     least = math.ceil(p * 2.0**53) << 11
-    bits = stream.bits(x.numel()).reshape(tuple(x.shape))
-    kept = bits >= np.uint64(least) if least < 1 << 64 else np.zeros(bits.shape, np.bool_)
+    kept = stream.at_least(x.numel(), least).reshape(tuple(x.shape))
     mask = torch.from_numpy(kept).to(x.device)
     scale = 0.0 if p == 1.0 else _round_scalar(1.0 / (1.0 - p))
     value = (x * mask).mul_(scale)

@@ -32,6 +32,7 @@ _STEPS = {kind: _own_step(kind) for kind in (SGD, Adam, AdamW)}
 _SGD_NUMBERS = ("lr", "weight_decay", "momentum", "dampening")
 _ADAM_NUMBERS = ("lr", "weight_decay", "eps")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_WithoutFunctions = torch._C.DisableTorchFunction  # each look at a tensor would ask ``CommonForms``
 _MACHINE = ("foreach", "fused", "capturable", "differentiable")  # all off: see settings.force_single_tensor
 
 
@@ -48,10 +49,12 @@ def step(optimizer: Optimizer, compute: torch.dtype) -> None:
 
     def run(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         # Hooks have run; what they changed counts.
-        if args or kwargs or not _is_ordinary(self, compute):
+        with _WithoutFunctions():
+            ordinary = not (args or kwargs) and _is_ordinary(self, compute)
+        if not ordinary:
             _STEPS[kind](self, *args, **kwargs)
             return
-        with torch.no_grad():
+        with torch.no_grad(), _WithoutFunctions():
             for group, parameter in _with_gradient(self):
                 (_sgd if kind is SGD else _adam)(parameter, group, self.state)
 

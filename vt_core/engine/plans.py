@@ -116,4 +116,7 @@ REFINED = frozenset(
 
 def by_name(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments by schema name; those left at their default are absent."""
-    return {**dict(zip(plan.argument_names, args, strict=False)), **kwargs}
+    arguments = dict(zip(plan.argument_names, args, strict=False))
+    if kwargs:
+        arguments.update(kwargs)
+    return arguments

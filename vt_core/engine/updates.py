@@ -165,7 +165,7 @@ def _compiled(name: str, arguments: dict[str, Any], targets: list[Tensor], grid:
 
 def _flat(x: Tensor | None) -> Any:
     """Return ``x`` as a row-major vector that shares its memory if it is contiguous."""
-    return None if x is None else x.detach().contiguous().view(-1).numpy()
+    return None if x is None else x.detach().contiguous().numpy().reshape(-1)
 
 
 @functools.lru_cache

@@ -50,12 +50,14 @@ def fingerprint(x: Tensor) -> int:
 def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     """Round ``x`` onto ``grid`` in place, without any log; return the fingerprint (0 if not wanted)."""
     plan, flat = plan_for(grid, None, x.dtype), _flat(x)
-    address, ints, floats, params = flat.data_ptr(), plan.ints, plan.floats, plan.params
-    sums: list[int] = _in_pieces(
-        lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), flat.numel()
-    )
-    _give_back(x, flat)
-    return sum(sums) & _LOW_64
+    address, size, ints, floats, params = flat.data_ptr(), flat.numel(), plan.ints, plan.floats, plan.params
+    if size < PARALLEL_FROM:
+        total: int = _jit.plain(address, 0, size, ints, floats, params, want_fingerprint)
+    else:
+        total = sum(_in_pieces(lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), size))
+    if flat is not x:
+        x.detach().copy_(flat)
+    return total & _LOW_64
 
 
 def is_on_grid(x: Tensor, grid: Grid) -> bool:

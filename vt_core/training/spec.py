@@ -26,7 +26,7 @@ from vt_core.evidence.ranges import segment_count, segment_range
 from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
 from vt_core.training.job import Dataset, Job
 
-ENGINE = "3"  # raised whenever the engine would compute other bits or another trace for the same job
+ENGINE = "4"  # raised whenever the engine would compute other bits or another trace for the same job
 CONTRACTIONS = ("logged", "exact", "exact2")
 FUNCTIONS = ("logged", "exact")
 COMPUTE = {"float64": torch.float64, "float32": torch.float32}
