@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,8 @@ def test_prefect_on_postgresql(tmp_path: Path):
         import pwd
 
         account = pwd.getpwnam("postgres")
-        for folder in (data, *tmp_path.parents[:2], tmp_path):
+        ours = [p for p in tmp_path.parents if p.is_relative_to(tempfile.gettempdir()) and p.stat().st_uid == 0]
+        for folder in (data, tmp_path, *(p for p in ours if p != Path(tempfile.gettempdir()))):
             os.chmod(folder, folder.stat().st_mode | 0o011)
         os.chown(data, account.pw_uid, account.pw_gid)
         user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}

@@ -67,7 +67,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "digits-low-narrow": Case(
             DIGITS,
             {"width": 8, "batch_size": 32},
-            {"seed": 3, "steps": 8, "segment_steps": 8, **low, "policy": everywhere(-26)},
+            {"seed": 3, "steps": 8, "segment_steps": 8, **low, "policy": everywhere(-23)},
         ),
     }
     return {**usual, **lower, **narrow}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.runs import DIGITS
+from support.runs import DIGITS, SMALL_DIGITS
 
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import dumps
@@ -203,3 +203,17 @@ def test_two_sources_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "b" / "job.py").write_text("other")
     with pytest.raises(SpecError, match=r"job\.py"):
         source_digests(TwoFiles())
+
+
+def test_a_policy_leaves_room_for_the_narrower_tolerance_of_short_sums() -> None:
+    least = -26  # float32: tau is a normal number at the smallest scale, 2**-100
+
+    def make(op_class: str, atol_exp: int) -> RunSpec:
+        policy = {op_class: {"rtol_exp": None, "atol_exp": atol_exp}}
+        train = {"compute_dtype": "float32", "grid": "bfloat16", "contractions": "logged", "policy": policy}
+        return dataclasses.replace(SMALL_DIGITS, train={**SMALL_DIGITS.train, **train}).open()[2]
+
+    assert make("reduction", least).policy and make("contraction", least + 3).policy
+    for op_class, atol_exp in (("reduction", least - 1), ("contraction", least + 2)):
+        with pytest.raises(SpecError, match=f"policy.{op_class}: atol_exp must be at least"):
+            make(op_class, atol_exp)

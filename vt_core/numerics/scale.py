@@ -33,9 +33,14 @@ def check_compute(dtype: torch.dtype, tolerance: Tolerance | None = None) -> Non
     """Raise PrecisionError for a dtype that is no compute dtype, SpecError for too small a tolerance."""
     if dtype not in SMALLEST_SCALE:
         raise PrecisionError(f"cannot round a tensor of {dtype}: the compute dtypes are float64 and float32")
-    if tolerance is not None and SMALLEST_SCALE[dtype] + tolerance.atol_exp < SMALLEST_NORMAL[dtype]:
-        least = SMALLEST_NORMAL[dtype] - SMALLEST_SCALE[dtype]
+    if tolerance is not None and tolerance.atol_exp < least_atol_exp(dtype):
+        least = least_atol_exp(dtype)
         raise SpecError(f"atol 2**{tolerance.atol_exp} is too small for {dtype}; the least is 2**{least}")
+
+
+def least_atol_exp(dtype: torch.dtype) -> int:
+    """Return the least ``atol_exp`` that a compute dtype has room for: tau is a normal number at every scale."""
+    return SMALLEST_NORMAL[dtype] - SMALLEST_SCALE[dtype]
 
 
 def scale_exponent(largest: float, dtype: torch.dtype) -> int:

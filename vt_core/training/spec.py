@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from vt_core.engine.scale import LEAST_GROWTH
 from vt_core.errors import EvidenceError, SpecError
 from vt_core.evidence.canonical import dumps, float_from_hex, float_to_hex, loads_strict
 from vt_core.evidence.digests import sha256_bytes
 from vt_core.evidence.outline import MAX_SEGMENT_STEPS, MAX_SEGMENTS, SPEC_FORMAT
 from vt_core.evidence.outline import MAX_SPEC_BYTES as MAX_SPEC_BYTES
 from vt_core.evidence.ranges import segment_count, segment_range
-from vt_core.numerics import DEFAULT, Grid, TolerancePolicy
+from vt_core.numerics import DEFAULT, Grid, OpClass, TolerancePolicy
+from vt_core.numerics.scale import least_atol_exp
 from vt_core.training.job import Dataset, Job
 
 ENGINE = "4"  # raised whenever the engine would compute other bits or another trace for the same job
@@ -177,6 +179,11 @@ def _check(spec: RunSpec) -> None:
         raise SpecError(f"functions must be one of {', '.join(FUNCTIONS)}, not {spec.functions!r}")
     if spec.contractions != "logged" and spec.compute_dtype != "float64":
         raise SpecError(f"contractions: {spec.contractions} needs compute_dtype float64: float32 has too few bits")
+    for op_class in OpClass:
+        # Short sums of products have a narrower tolerance than the policy says.
+        least = least_atol_exp(spec.compute) - (LEAST_GROWTH if op_class is OpClass.CONTRACTION else 0)
+        if spec.policy[op_class].atol_exp < least:
+            raise SpecError(f"policy.{op_class}: atol_exp must be at least {least} for {spec.compute_dtype}")
     grid = Grid.parse(spec.grid)
     if spec.compute_dtype == "float32" and grid.precision > 16:
         raise SpecError(
