@@ -29,7 +29,6 @@ WORKLOADS = {
         "vt_core.jobs.cifar_resnet:CifarResNetJob",
         {"depth": 50, "batch_size": 32, "lr": 0.02},
         "cifar",
-        low=False,
     ),
     "gpt2_nano": Workload(
         "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "nano", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
@@ -38,7 +37,6 @@ WORKLOADS = {
         "vt_core.jobs.gpt2_text:Gpt2TextJob",
         {"size": "124M", "tokens": "byte", "batch_size": 8, "block": 64},
         "text",
-        low=False,
     ),
 }
 
