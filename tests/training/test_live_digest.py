@@ -6,15 +6,14 @@ case is also run without the guard that it needs, and then gives another digest.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from support.rows import Rows
 from torch import Tensor, nn
 
 from vt_core.engine.rounding import TrainerRounding
@@ -28,21 +27,6 @@ from vt_core.training.state import StateDigest, digest
 from vt_core.training.tensor_digest import Pending, tensor_roots
 
 ROWS, WIDTH = 24, 1024  # of the large parameter: 192 KiB
-
-
-class Data:
-    """Rows of numbers."""
-
-    values = np.random.default_rng(3).standard_normal((16, ROWS))
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def batch(self, indices: Any, stream: Any) -> dict[str, np.ndarray[Any, Any]]:
-        return {"x": self.values[indices]}
-
-    def manifest(self) -> dict[str, str]:
-        return {"x": hashlib.sha256(self.values.tobytes()).hexdigest()}
 
 
 class Base(nn.Module):
@@ -139,7 +123,7 @@ class TinyJob(Job):
         return torch.optim.Adam(model.parameters(), lr=0.01)
 
     def dataset(self, location: str | None = None) -> Dataset:
-        return Data()
+        return Rows(ROWS)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return (model(batch["x"]) - 0.25).square().mean()

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from support.cheats import DoublesStep
+from support.rows import Rows
 from support.runs import Case, Trainer, artifacts, copy_run, read_commitments, recommit
 from torch import Tensor, nn
 
@@ -43,21 +44,6 @@ from vt_core.verify.verdict import Reason, SegmentResult
 SEGMENT, FIRST, LAST = 2, 5, 8
 """The audited segment and its steps."""
 ROWS, WIDTH = 16, 576  # of a parameter that is hashed late: 72 KiB
-
-
-class Data:
-    """Rows of numbers."""
-
-    values = np.random.default_rng(3).standard_normal((16, ROWS))
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def batch(self, indices: Any, stream: Any) -> dict[str, np.ndarray[Any, Any]]:
-        return {"x": self.values[indices]}
-
-    def manifest(self) -> dict[str, str]:
-        return {"x": hashlib.sha256(self.values.tobytes()).hexdigest()}
 
 
 class RowsScaled(nn.Module):
@@ -87,7 +73,7 @@ class TinyJob(Job):
         return torch.optim.Adam(model.parameters(), lr=0.01)
 
     def dataset(self, location: str | None = None) -> Dataset:
-        return Data()
+        return Rows(ROWS)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         loss = (model(batch["x"]) - 0.25).square().mean()
@@ -101,7 +87,7 @@ class TinyCase(Case):
     def open(self) -> tuple[Job, Dataset, RunSpec]:
         job = TinyJob()
         settings = {"seed": 1, "steps": LAST, "segment_steps": 4, "contractions": "logged", "functions": "logged"}
-        return job, Data(), build_spec(job, Data(), self.reference, {}, settings | dict(self.train))
+        return job, Rows(ROWS), build_spec(job, Rows(ROWS), self.reference, {}, settings | dict(self.train))
 
 
 def case(interval: int) -> TinyCase:

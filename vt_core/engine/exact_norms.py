@@ -19,17 +19,17 @@ from torch import Tensor
 
 from vt_core.engine import norm_steps
 from vt_core.engine.forms import Form
+from vt_core.numerics.elementary import DTYPES
 from vt_core.numerics.norm_gradients import Gradients
 from vt_core.numerics.norm_layout import Groups
 
 DEFAULT_EPS = 2.0**-52
 """What a missing ``eps`` of a root mean square stands for: the rounding step of float64."""
-_DTYPES = torch.float64, torch.float32
 
 
 def _fit(x: Any, size: int | None, *vectors: Any) -> bool:
     """Return whether ``x`` is dense and has a dtype for forms, and each vector is None or of ``size`` such values."""
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.layout != torch.strided:
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout != torch.strided:
         return False
     return all(
         v is None or (v.dtype == x.dtype and v.device == x.device and (size is None or v.numel() == size))

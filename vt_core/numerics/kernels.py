@@ -55,8 +55,7 @@ def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
         total: int = _jit.plain(address, 0, size, ints, floats, params, want_fingerprint)
     else:
         total = sum(_in_pieces(lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), size))
-    if flat is not x:
-        x.detach().copy_(flat)
+    _give_back(x, flat)
     return total & _LOW_64
 
 
