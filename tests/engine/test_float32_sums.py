@@ -6,12 +6,16 @@ import itertools
 
 import pytest
 import torch
-from exact_support import same_bits
+from exact_support import logged, same_bits
 from torch import Tensor
 
-from vt_core.engine import exact_sums
+from vt_core.engine import exact_functions, exact_sums
 from vt_core.engine.exact_sums import FLOAT32, FORMS, exact_sum, exact_sum_of_single
-from vt_core.numerics import _jit_quantise, sums
+from vt_core.engine.mode import VerifiedMode
+from vt_core.engine.modules import ModuleTracker
+from vt_core.engine.rounding import TrainerRounding
+from vt_core.engine.streams import Streams
+from vt_core.numerics import DEFAULT, Grid, _jit_quantise, sums
 
 INF = float("inf")
 
@@ -92,3 +96,17 @@ def test_neither_threads_nor_tiles_change_a_bit(monkeypatch: pytest.MonkeyPatch)
                 changed.setattr(_jit_quantise, "worker_count", lambda workers=workers: workers)
                 changed.setattr(sums, "TILE", tile)
                 assert all(same_bits(add(y, dims), e) for dims, e in zip(([0], [1]), expected, strict=True))
+
+
+def test_what_only_float64_forms_compute_has_no_log_in_float32_either() -> None:
+    assert not {"cumsum", "var"} & exact_functions.FLOAT32, "or another operation must stand here"
+    rounding = TrainerRounding(Grid.parse("bfloat16"), DEFAULT["float32"], True)
+    mode = VerifiedMode(torch.float32, rounding, Streams(1), ModuleTracker(), False, "logged", "exact")
+    mode.begin_step(1, 1)
+    rounding.begin_step(1)
+    x = tensor(7, 40).bfloat16().float()
+    with mode:
+        found = x.cumsum(1), x.var(1)
+    assert logged(mode) == {}
+    for value, wide in zip(found, (x.double().cumsum(1), x.double().var(1)), strict=True):
+        assert value.dtype == torch.float32 and torch.allclose(value.double(), wide, rtol=2.0**-8, atol=2.0**-8)
