@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vt_core.engine import rice
+from vt_core.engine import rice, step_record
 from vt_core.engine.rounding_log import (
     LogReader,
     LogWriter,
@@ -85,12 +85,10 @@ def test_round_trip(log: StepLog) -> None:
 @settings(max_examples=200, deadline=None)
 def test_rice_parameter_is_the_best(data: st.DataObject) -> None:
     limit = data.draw(st.sampled_from([3, 100, 2**39]))
-    groups = data.draw(st.lists(st.lists(st.integers(0, limit), min_size=1, max_size=8), min_size=1, max_size=4))
-    values = np.array([v for group in groups for v in group], np.int64)
-    chosen = rice.best_parameters(values, np.array([len(g) for g in groups], np.int64))
-    for group, parameter in zip(groups, chosen.tolist(), strict=True):
-        costs = [len(group) * (k + 1) + sum(v >> k for v in group) for k in range(41)]
-        assert costs[parameter] == min(costs) and parameter == costs.index(min(costs))
+    values = data.draw(st.lists(st.integers(0, limit), min_size=1, max_size=8))
+    chosen = rice.best_parameter(np.array(values, np.int64))
+    costs = [len(values) * (k + 1) + sum(v >> k for v in values) for k in range(41)]
+    assert chosen == costs.index(min(costs))
 
 
 @pytest.mark.parametrize(("numel", "share"), [(4_000_000, 1e-5), (400_000, 1e-4), (400_000, 1e-3)])
@@ -233,10 +231,9 @@ def test_what_no_trainer_writes_is_not_encoded(changes: dict[str, object], messa
 
 
 def test_a_log_of_nearly_everything_is_a_spec_error() -> None:
-    count = (1 << 24) + 1
-    entries = SiteEntries(
-        0, np.arange(count), np.zeros(count, np.uint8), np.empty(0, np.int64), np.empty(0, np.float32)
-    )
+    count = step_record.MAX_STEP_ENTRIES + 1
+    everything, parity = np.broadcast_to(np.int64(0), count), np.broadcast_to(np.uint8(0), count)  # no memory
+    entries = SiteEntries(0, everything, parity, np.empty(0, np.int64), np.empty(0, np.float32))
     with pytest.raises(SpecError, match="too wide"):
         encode_step(StepLog(1, {0: entries}, NO_PRINTS))
 
@@ -326,3 +323,21 @@ def test_missing_oversize_and_special_files(tmp_path: Path) -> None:
         LogReader(tmp_path / "pipe", 1 << 20)
     with pytest.raises(EvidenceError, match="regular"):
         LogReader(tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("limit", ["MAX_STEP_ENTRIES", "MAX_RECORD_BYTES", "MAX_STEP_SITES"])
+def test_a_step_that_no_reader_would_take_is_not_written(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = example_log()
+    record = encode_step(log)
+    largest = {
+        "MAX_STEP_ENTRIES": sum(s.positions.size for s in log.sites.values()),
+        "MAX_RECORD_BYTES": len(record),
+        "MAX_STEP_SITES": max(len(log.sites), log.fingerprints.size),
+    }[limit]
+    monkeypatch.setattr(step_record, limit, largest)
+    assert decode_step(encode_step(log)) == log
+    monkeypatch.setattr(step_record, limit, largest - 1)
+    with pytest.raises(SpecError, match=str(largest)):
+        encode_step(log)
+    with pytest.raises(EvidenceError, match=str(largest)):
+        decode_step(record)

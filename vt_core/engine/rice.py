@@ -1,13 +1,16 @@
-"""Golomb-Rice coding of many groups of small integers at once (compiled: ``numerics/_jit_rice.py``).
+"""Golomb-Rice coding of many groups of ascending positions (compiled: ``numerics/_jit_rice.py``).
 
-A value ``g`` with parameter ``k`` is the quotient ``g >> k`` in unary (that many 0 bits, then a 1) and the
-low ``k`` bits. Each group has the parameter that gives the fewest bits. Quotients and remainders of all
-groups go to two separate bit streams (least significant bit first).
+A group is coded by its first position and the gaps between the others minus one. Such a value ``g`` with parameter
+``k`` is the quotient ``g >> k`` in unary (that many 0 bits, then a 1) and the low ``k`` bits. Each group has the
+parameter that gives the fewest bits. Quotients and remainders of all groups go to two separate bit streams (least
+significant bit first).
 Rice, Plaunt 1971; the bounds on the best parameter: Kiely, "Selecting the Golomb parameter in Rice coding",
 JPL IPN Progress Report 42-159, 2004.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,51 +20,64 @@ from vt_core.numerics import _jit_rice as _jit
 IntArray = NDArray[np.int64]
 
 MAX_PARAMETER = 40
-VALUE_LIMIT = 1 << 40
+POSITION_LIMIT = 1 << 40
 
 
-def best_parameters(values: IntArray, counts: IntArray) -> IntArray:
-    """Return the best parameter of each group of ``values`` (int64, 0 <= value < 2**40); the smallest of
-    equals.
+def best_parameter(values: IntArray) -> int:
+    """Return the best parameter for ``values`` (int64, at least one, 0 <= value < 2**40); the smallest of equals."""
+    return int(_jit.best_parameter(values.view(np.uint64), values.sum(), MAX_PARAMETER))
 
-    ``counts`` are the group sizes, each at least 1; the groups follow each other in ``values``.
+
+def encode(groups: Sequence[IntArray]) -> tuple[list[int], bytes, bytes]:
+    """Return the parameter of each group of positions (int64, at least one), the remainder and the unary stream.
+
+    ValueError unless the positions of each ascend below 2**40.
     """
-    starts = np.cumsum(counts) - counts
-    means = np.add.reduceat(values, starts) // counts
-    # floor(log2(mean + 1)); frexp is exact, and the best parameter is at most 1 below and 2 above.
-    middle = np.frexp((means + 1).astype(np.float64))[1].astype(np.int64) - 1
-    best = np.zeros_like(counts)
-    for group, (first, count, about) in enumerate(zip(starts.tolist(), counts.tolist(), middle.tolist(), strict=True)):
-        tried = sorted({min(max(about + offset, 0), MAX_PARAMETER) for offset in (-1, 0, 1, 2)})
-        best[group] = min(tried, key=lambda k: _jit.code_bits(values, first, first + count, k))
-    return best
+    total = sum(group.size for group in groups)
+    # Room for the most that there can be. Of large arrays the system provides only what is written.
+    remainders, unary = np.empty(total + 1, "<u8"), np.empty(5 * total // 64 + 2, "<u8")
+    scratch = np.empty(max((group.size for group in groups), default=0), np.int64)
+    state = np.zeros(6, np.uint64)
+    parameters = []
+    for group in groups:
+        positions = np.ascontiguousarray(group, np.int64)
+        parameters.append(int(_jit.put(positions, scratch, MAX_PARAMETER, POSITION_LIMIT, state, remainders, unary)))
+        if parameters[-1] < 0:
+            raise ValueError("positions are not ascending, or not below 2**40")
+    low_bits, unary_bits = _jit.flush(state, remainders, unary)
+    return parameters, _first_bytes(remainders, low_bits), _first_bytes(unary, unary_bits)
 
 
-def encode(values: IntArray, widths: IntArray) -> tuple[bytes, bytes]:
-    """Return the remainder stream and the unary stream; ``widths`` is the parameter of each value."""
-    words = np.zeros(int(widths.sum()) // 64 + 2, "<u8")
-    unary = np.zeros((int(_jit.unary_bits(values, widths)) + 7) // 8, np.uint8)
-    _jit.encode(values, widths, words, unary)
-    return words.tobytes()[: remainder_bytes(widths)], unary.tobytes()
+def remainder_bytes(counts: Sequence[int], parameters: Sequence[int]) -> int:
+    """Return the length of the remainder stream of groups of so many positions."""
+    return (sum(count * parameter for count, parameter in zip(counts, parameters, strict=True)) + 7) // 8
 
 
-def remainder_bytes(widths: IntArray) -> int:
-    """Return the length of the remainder stream."""
-    return (int(widths.sum()) + 7) // 8
+def decode(remainders: bytes, unary: bytes, counts: Sequence[int], parameters: Sequence[int]) -> list[IntArray]:
+    """Return the groups of positions; ValueError if the streams do not hold exactly so many, ascending below 2**40.
 
-
-def decode(remainders: bytes, unary: bytes, widths: IntArray) -> IntArray:
-    """Return the values; ValueError if the streams do not hold exactly ``widths.size`` values below 2**40.
-
-    Needs memory in proportion to ``widths.size`` and the length of the streams. Padding bits are not checked:
+    Needs memory in proportion to the sum of ``counts`` and the length of the streams. Padding bits are not checked:
     the caller encodes again and compares.
     """
-    if len(remainders) != remainder_bytes(widths):
-        raise ValueError(f"the remainder stream has {len(remainders)} bytes, not {remainder_bytes(widths)}")
-    values = np.empty(widths.size, np.int64)
-    found = int(_jit.quotients(np.frombuffer(unary, np.uint8), values))
-    if found != widths.size:
-        raise ValueError(f"the unary stream holds {found} values, not {widths.size}")
-    if not _jit.join(values, widths, np.frombuffer(remainders + bytes(8), np.uint8), VALUE_LIMIT):
-        raise ValueError("a value is too large")
-    return values
+    expected = remainder_bytes(counts, parameters)
+    if len(remainders) != expected:
+        raise ValueError(f"the remainder stream has {len(remainders)} bytes, not {expected}")
+    low, ones, state = _words(remainders), _words(unary), np.zeros(6, np.uint64)
+    groups = []
+    for count, parameter in zip(counts, parameters, strict=True):
+        group = np.empty(count, np.int64)
+        if not _jit.take(group, parameter, POSITION_LIMIT, state, low, ones):
+            raise ValueError("the unary stream is too short, or a position is not below 2**40")
+        groups.append(group)
+    if not _jit.is_empty(state, ones):
+        raise ValueError("the unary stream holds more than there are entries")
+    return groups
+
+
+def _first_bytes(words: NDArray[np.uint64], bits: int) -> bytes:
+    return words.view(np.uint8)[: (bits + 7) // 8].tobytes()
+
+
+def _words(stream: bytes) -> NDArray[np.uint64]:
+    """Return a stream as words, padded with zeros to at least one word more."""
+    return np.frombuffer(stream + bytes(16 - len(stream) % 8), "<u8")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numba
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -109,6 +110,15 @@ def _typed_truncated(context: Any, value: Any) -> Any:
     return _WHOLE[value](value), generate
 
 
+def _typed_trailing_zeros(context: Any, word: Any) -> Any:
+    """Return how many of the least significant bits of an integer are 0; all where it is 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return word(word), generate
+
+
 def _same_width(operation: str) -> Any:
     """Return the binary operation on two integers of one type, in that type (operators widen int32)."""
 
@@ -127,5 +137,6 @@ float_of: Any = intrinsic(_typed_float)
 bits_of: Any = intrinsic(_typed_bits)
 larger: Any = intrinsic(_typed_larger)
 truncated: Any = intrinsic(_typed_truncated)
+trailing_zeros: Any = intrinsic(_typed_trailing_zeros)
 both, either, exclusive = _same_width("and_"), _same_width("or_"), _same_width("xor")
 plus, minus, shifted_right = _same_width("add"), _same_width("sub"), _same_width("ashr")
