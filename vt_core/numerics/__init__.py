@@ -4,6 +4,7 @@ See docs/architecture.md; the rule and its proof are in ``reference``, the grids
 ``policy``.
 """
 
+from vt_core.numerics.decisions import are_places, count_decisions, values_at
 from vt_core.numerics.dispatch import (
     auditor_round_,
     correctly_rounded_sqrt,
@@ -28,12 +29,15 @@ __all__ = [
     "Tolerance",
     "TolerancePolicy",
     "TrainerResult",
+    "are_places",
     "auditor_round_",
     "correctly_rounded_sqrt",
+    "count_decisions",
     "fingerprint",
     "is_on_grid",
     "max_magnitude",
     "round_plain_",
     "round_to_grid_",
     "trainer_round_",
+    "values_at",
 ]

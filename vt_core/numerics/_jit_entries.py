@@ -128,8 +128,8 @@ def in_order(positions: Any, size: Any) -> Any:
 
 
 @compiled
-def _own_tame(x: Any, parity: Any, is_full: Any, ints: Any, floats: Any, hair: Any, own: Any) -> Any:
-    """Put the roundings of ``x`` into ``own``; return top and how many entries are implausible or name others.
+def _own_tame(x: Any, parity: Any, is_full: Any, ints: Any, floats: Any, hair: Any, own: Any, doubtful: Any) -> Any:
+    """Put the roundings of ``x`` into ``own``; say which entries are implausible or name others; return top, how many.
 
     Full entries are taken to name the auditor's own rounding.
     """
@@ -147,13 +147,17 @@ def _own_tame(x: Any, parity: Any, is_full: Any, ints: Any, floats: Any, hair: A
         high = _place(tame(v + tau, exponent, smallest, shift), ints, to_subnormal)
         named = (high - low <= 1) & ((_place(y, ints, to_subnormal) & 1) == parity[j])
         straddles = tame(v - wide, exponent, smallest, shift) != tame(v + wide, exponent, smallest, shift)
-        wrong += 0 if straddles & (named | is_full[j]) else 1
+        doubt = not (straddles & (named | is_full[j]))
+        wrong += doubt
+        doubtful[j] = doubt
         own[j] = y
     return top, wrong
 
 
 @compiled
-def _own_wild(x: Any, parity: Any, is_full: Any, floats: Any, hair: Any, params: Any, lattice: Any, own: Any) -> Any:
+def _own_wild(
+    x: Any, parity: Any, is_full: Any, floats: Any, hair: Any, params: Any, lattice: Any, own: Any, doubtful: Any
+) -> Any:
     rtol, absolute = floats[RTOL], floats[ABSOLUTE]
     wrong = 0
     for j in range(x.size):
@@ -165,7 +169,9 @@ def _own_wild(x: Any, parity: Any, is_full: Any, floats: Any, hair: Any, params:
         high = _index(rnd(np.float64(v + tau), params), params[0], lattice)
         named = (high - low <= 1) & ((_index(y, params[0], lattice) & 1) == parity[j])
         straddles = rnd(np.float64(v - wide), params) != rnd(np.float64(v + wide), params)
-        wrong += 0 if straddles & (abs(v) < np.inf) & (named | is_full[j]) else 1
+        doubt = not (straddles & (abs(v) < np.inf) & (named | is_full[j]))
+        wrong += doubt
+        doubtful[j] = doubt
         own[j] = y
     return wrong
 
@@ -185,35 +191,90 @@ def confirm(
     params: Any,
     lattice: Any,
     own: Any,
+    doubtful: Any,
 ) -> Any:
-    """Say whether the entries from ``start`` to ``stop`` are plausible and name the auditor's own roundings.
+    """Put the auditor's own roundings at the entries from ``start`` to ``stop`` into ``own``; return how many doubtful.
 
-    Those go to ``own``. ``positions`` and ``full_index`` are in order. ``sparse.judge`` spells the rule out and
-    decides where this returns False.
+    Not ``doubtful`` are entries that are plausible and name that value. ``positions`` and ``full_index`` are in order.
+    ``sparse.judge`` spells the rule out and decides over the others.
     """
     x = carray(pointer(address), positions[-1] + 1, floats.dtype)
     values, is_full = np.empty(BLOCK, x.dtype), np.empty(BLOCK, np.bool_)
     full = np.searchsorted(full_index, start)
+    total = 0
     for begin in range(start, stop, BLOCK):
         end = min(begin + BLOCK, stop)
-        for j in range(begin, end):
-            values[j - begin] = x[positions[j]]
+        _gather(x, positions[begin:end], values)
         is_full[:] = False
         first = full
         while full < full_index.size and full_index[full] < end:
             is_full[full_index[full] - begin] = True
             full += 1
-        block, bits, mine = values[: end - begin], parity[begin:end], own[begin:end]
-        top, wrong = _own_tame(block, bits, is_full, ints, floats, hair, mine)
+        block, bits, mine, doubts = values[: end - begin], parity[begin:end], own[begin:end], doubtful[begin:end]
+        top, wrong = _own_tame(block, bits, is_full, ints, floats, hair, mine, doubts)
         if top > ints[LIMIT]:
-            wrong = _own_wild(block, bits, is_full, floats, hair, params, lattice, mine)
-        if wrong:
-            return False
+            wrong = _own_wild(block, bits, is_full, floats, hair, params, lattice, mine, doubts)
+        total += wrong
         for k in range(first, full):
-            claimed = full_values[k]
-            if claimed != own[full_index[k]] or (claimed == 0.0 and np.copysign(1.0, claimed) < 0.0):
-                return False
-    return True
+            claimed, at = full_values[k], full_index[k]
+            other = claimed != own[at] or (claimed == 0.0 and np.copysign(1.0, claimed) < 0.0)
+            if other and not doubtful[at]:
+                doubtful[at] = True
+                total += 1
+    return total
+
+
+@compiled
+def _gather(x: Any, positions: Any, out: Any) -> None:
+    for j in range(positions.size):
+        out[j] = x[np.uint64(positions[j])]
+
+
+@compiled
+def gather(address: Any, positions: Any, out: Any) -> None:
+    """Copy the elements at ``positions``, which are in order and not negative, to ``out``."""
+    _gather(carray(pointer(address), positions[-1] + 1, out.dtype), positions, out)
+
+
+@compiled
+def _decided_tame(x: Any, used: Any, ints: Any, floats: Any, hair: Any, rest: Any) -> Any:
+    """Do as ``decided`` for a block that turns out to be tame iff top, the first result, is within the limit."""
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
+    rtol, absolute, to_subnormal = floats[RTOL], floats[ABSOLUTE], floats[TO_SUBNORMAL]
+    top = smallest
+    decisions, flipped = 0, 0
+    for j in range(x.size):
+        v = x[j]
+        top = larger(top, both(bits_of(v), exponent))
+        tau = abs(v) * rtol + absolute
+        wide = (tau + tau) * hair
+        free = tame(v - tau, exponent, smallest, shift) != tame(v + tau, exponent, smallest, shift)
+        low = _place(tame(v - wide, exponent, smallest, shift), ints, to_subnormal)
+        high = _place(tame(v + wide, exponent, smallest, shift), ints, to_subnormal)
+        decides = free & (high - low == 1)
+        rest[j] = free & (not decides)
+        decisions += decides
+        flipped += decides & (used[j] != tame(v, exponent, smallest, shift))
+    return top, decisions, flipped
+
+
+@compiled
+def decided(x: Any, used: Any, ints: Any, floats: Any, hair: Any, rest: Any) -> Any:
+    """Return how many entries decide between two neighbouring grid values, and how many name the farther one.
+
+    ``x`` are the auditor's values before rounding, ``used`` (the same dtype) those that were used. ``rest`` says which
+    entries were left out: those that name one of more than two values, and blocks that are not tame.
+    """
+    decisions, flipped = 0, 0
+    for start in range(0, x.size, BLOCK):
+        stop = min(start + BLOCK, x.size)
+        top, some, others = _decided_tame(x[start:stop], used[start:stop], ints, floats, hair, rest[start:stop])
+        if top > ints[LIMIT]:
+            rest[start:stop] = True
+        else:
+            decisions += some
+            flipped += others
+    return decisions, flipped
 
 
 @compiled

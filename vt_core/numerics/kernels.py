@@ -41,20 +41,20 @@ def round_to_grid_(x: Tensor, grid: Grid) -> None:
 
 def fingerprint(x: Tensor) -> int:
     """Return the 64-bit fingerprint of grid values ``x`` (see ``reference.fingerprint``)."""
-    plan, flat = plan_for(_FLOAT32, None, x.dtype), _flat(x)
+    plan, flat = plan_for(_FLOAT32, None, x.dtype), flat_memory(x)
     address = flat.data_ptr()
-    sums: list[int] = _in_pieces(lambda a, b: _jit.fingerprint(address, a, b, plan.floats), flat.numel())
+    sums: list[int] = in_pieces(lambda a, b: _jit.fingerprint(address, a, b, plan.floats), flat.numel())
     return sum(sums) & _LOW_64
 
 
 def round_plain_(x: Tensor, grid: Grid, want_fingerprint: bool) -> int:
     """Round ``x`` onto ``grid`` in place, without any log; return the fingerprint (0 if not wanted)."""
-    plan, flat = plan_for(grid, None, x.dtype), _flat(x)
+    plan, flat = plan_for(grid, None, x.dtype), flat_memory(x)
     address, size, ints, floats, params = flat.data_ptr(), flat.numel(), plan.ints, plan.floats, plan.params
     if size < PARALLEL_FROM:
         total: int = _jit.plain(address, 0, size, ints, floats, params, want_fingerprint)
     else:
-        total = sum(_in_pieces(lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), size))
+        total = sum(in_pieces(lambda a, b: _jit.plain(address, a, b, ints, floats, params, want_fingerprint), size))
     _give_back(x, flat)
     return total & _LOW_64
 
@@ -63,7 +63,7 @@ def is_on_grid(x: Tensor, grid: Grid) -> bool:
     """Return whether rounding ``x`` onto ``grid`` changes no bit (see ``reference.is_on_grid``)."""
     plan, flat = plan_for(grid, None, x.dtype), _any_order(x)
     address, ints, floats, params = flat.data_ptr(), plan.ints, plan.floats, plan.params
-    return all(_in_pieces(lambda a, b: bool(_jit.is_on_grid(address, a, b, ints, floats, params)), flat.numel()))
+    return all(in_pieces(lambda a, b: bool(_jit.is_on_grid(address, a, b, ints, floats, params)), flat.numel()))
 
 
 def trainer_round_(
@@ -74,7 +74,7 @@ def trainer_round_(
     ``floor`` is a lower bound of the tensor's scale (finite, >= 0) that both sides know exactly.
     Raises PrecisionError for another dtype and SpecError for a tolerance too small for the dtype.
     """
-    plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
+    plan, flat = plan_for(grid, tolerance, x.dtype), flat_memory(x)
     address, size = flat.data_ptr(), flat.numel()
     scale, acceptable = plan.scale(_largest(flat, plan), floor, False)
     site = plan.at(scale)
@@ -98,7 +98,7 @@ def trainer_round_(
             start = reached
         return found, total
 
-    pieces = _in_pieces(piece, size)
+    pieces = in_pieces(piece, size)
     _give_back(x, flat)
     found = [entries for piece_found, _ in pieces for entries in piece_found]
     entries = None
@@ -122,7 +122,7 @@ def auditor_round_(
     Returns counts and findings; implausible entries are ignored and reported. Raises PrecisionError and
     SpecError as :func:`trainer_round_`, and EvidenceError if the arrays of ``entries`` do not fit together.
     """
-    plan, flat = plan_for(grid, tolerance, x.dtype), _flat(x)
+    plan, flat = plan_for(grid, tolerance, x.dtype), flat_memory(x)
     address, size = flat.data_ptr(), flat.numel()
     result = AuditorResult()
     scale, acceptable = plan.scale(_largest(flat, plan), floor, True)
@@ -132,19 +132,10 @@ def auditor_round_(
     ints, floats, params = site.ints, site.floats, site.params
     use: IntArray | None = None
     if entries is not None and entries.positions.size:
-        own = _confirm(flat, entries, plan, site)
-        if own is not None:
-            result.entries += own.size
-            use, logged = entries.positions, own
-        else:
-            valid = sparse.valid_positions(entries, size, result)
-            use = entries.positions[valid]
-            array = flat.detach().view(-1).numpy()
-            accepted, logged = sparse.judge(array[use], entries, valid, tolerance, scale, site.grid, result)
-            use, logged = use[accepted], logged[accepted]
-    sums = _in_pieces(lambda a, b: _jit.auditor(address, a, b, ints, floats, params, want_fingerprint), size)
+        use, logged = _followed(flat, entries, tolerance, plan, site, result)
+    sums = in_pieces(lambda a, b: _jit.auditor(address, a, b, ints, floats, params, want_fingerprint), size)
     if use is not None and use.size:
-        changes = _in_pieces(lambda a, b: _jit_entries.replace(address, use[a:b], logged[a:b], floats), use.size)
+        changes = in_pieces(lambda a, b: _jit_entries.replace(address, use[a:b], logged[a:b], floats), use.size)
         if want_fingerprint:
             sums.extend(changes)
     _give_back(x, flat)
@@ -161,8 +152,8 @@ def correctly_rounded_sqrt(x: Tensor) -> Tensor:
     """Return the correctly rounded square root of a CPU tensor (float64 or float32), contiguous."""
     check_compute(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype)
-    source, target = _flat(x).detach().view(-1).numpy(), out.view(-1).numpy()
-    _in_pieces(lambda a, b: _jit.square_root(source[a:b], target[a:b]), source.size)
+    source, target = flat_memory(x).detach().view(-1).numpy(), out.view(-1).numpy()
+    in_pieces(lambda a, b: _jit.square_root(source[a:b], target[a:b]), source.size)
     return out
 
 
@@ -189,21 +180,37 @@ def _joined(scale: int, found: list[_Entries]) -> SiteEntries:
     return SiteEntries(scale, positions, parity, full, full_values)
 
 
-def _confirm(flat: Tensor, entries: SiteEntries, plan: Plan, site: Site) -> FloatArray | None:
-    """Return the auditor's own roundings if every entry is plausible and names them: all but rare sites."""
+def _followed(
+    flat: Tensor, entries: SiteEntries, tolerance: Tolerance, plan: Plan, site: Site, result: AuditorResult
+) -> tuple[IntArray, FloatArray]:
+    """Return the positions of the accepted entries and their values; ``sparse.judge`` decides where it is not plain."""
+    array = flat.detach().view(-1).numpy()
     positions, full = entries.positions, entries.full_index
     fits = entries.parity.size == positions.size and full.size == entries.full_values.size
-    if not (fits and _jit_entries.in_order(positions, flat.numel()) and _jit_entries.in_order(full, positions.size)):
-        return None
-    own = np.empty(positions.size, site.floats.dtype)
+    if not (fits and _jit_entries.in_order(positions, array.size) and _jit_entries.in_order(full, positions.size)):
+        valid = sparse.valid_positions(entries, array.size, result)
+        use = positions[valid]
+        judged, values = sparse.judge(array[use], entries, valid, tolerance, result.scale_exp, site.grid, result)
+        return use[judged], values[judged]
+    own, doubtful = np.empty(positions.size, array.dtype), np.empty(positions.size, np.bool_)
     arrays = positions, entries.parity, full, entries.full_values
-    rest = site.ints, site.floats, plan.hair, site.params, site.lattice, own
+    rest = site.ints, site.floats, plan.hair, site.params, site.lattice, own, doubtful
     address = flat.data_ptr()
-    confirmed = _in_pieces(lambda a, b: bool(_jit_entries.confirm(address, *arrays, a, b, *rest)), positions.size)
-    return own if all(confirmed) else None
+    doubts = sum(in_pieces(lambda a, b: int(_jit_entries.confirm(address, *arrays, a, b, *rest)), positions.size))
+    result.entries += positions.size - doubts
+    if not doubts:
+        return positions, own
+    at = doubtful.nonzero()[0]
+    some = sparse.selected(entries, at)
+    valid = np.ones(at.size, np.bool_)
+    judged, values = sparse.judge(array[positions[at]], some, valid, tolerance, result.scale_exp, site.grid, result)
+    own[at[judged]] = values[judged]
+    doubtful[at[judged]] = False
+    accepted = ~doubtful
+    return positions[accepted], own[accepted]
 
 
-def _flat(x: Tensor) -> Tensor:
+def flat_memory(x: Tensor) -> Tensor:
     """Return ``x`` if it is contiguous in row-major order, else such a copy; PrecisionError if it has no memory."""
     flat = x if x.is_contiguous() and not x.is_neg() else x.detach().contiguous().resolve_neg()
     if not flat.data_ptr() and flat.numel():
@@ -214,8 +221,8 @@ def _flat(x: Tensor) -> Tensor:
 def _any_order(x: Tensor) -> Tensor:
     """Return the elements of ``x``, contiguous in whatever order needs no copy, if ``x`` is dense in any."""
     if x.is_contiguous():
-        return _flat(x)
-    return _flat(x.detach().permute(*sorted(range(x.dim()), key=lambda d: -x.stride()[d])))
+        return flat_memory(x)
+    return flat_memory(x.detach().permute(*sorted(range(x.dim()), key=lambda d: -x.stride()[d])))
 
 
 def _give_back(x: Tensor, flat: Tensor) -> None:
@@ -226,11 +233,11 @@ def _give_back(x: Tensor, flat: Tensor) -> None:
 def _largest(flat: Tensor, plan: Plan) -> float:
     """Return the largest finite magnitude, 0.0 if there is none."""
     address, ints, floats = flat.data_ptr(), plan.ints, plan.floats
-    found: list[float] = _in_pieces(lambda a, b: _jit.largest(address, a, b, ints, floats), flat.numel())
+    found: list[float] = in_pieces(lambda a, b: _jit.largest(address, a, b, ints, floats), flat.numel())
     return max(found, default=0.0)
 
 
-def _in_pieces(work: Callable[[int, int], _Result], size: int) -> list[_Result]:
+def in_pieces(work: Callable[[int, int], _Result], size: int) -> list[_Result]:
     """Apply ``work(start, stop)`` to pieces that cover ``range(size)``; results in order."""
     if size < PARALLEL_FROM:
         return [work(0, size)] if size else []

@@ -2,7 +2,7 @@
 accepts.
 
 Plain NumPy over the elements concerned, used by the reference. The kernels have compiled forms for the usual case
-(``_jit.describe``, and ``_jit.confirm`` where an auditor agrees with every entry) and come here for the rest. All
+(``_jit_entries.describe``, and ``_jit_entries.confirm`` where an auditor agrees) and come here for the rest. All
 arithmetic that decides is in the compute dtype (the dtype of ``x``), one IEEE operation at a time, so every machine
 decides alike; only reported distances use float64.
 """
@@ -138,6 +138,18 @@ def judge(
         claimed = None if np.isnan(values[j]) and not is_full[j] else float(values[j])
         result.add(RoundingFinding("implausible", int(positions[j]), claimed, float(own[j]), distance))
     return accepted, values
+
+
+def selected(entries: SiteEntries, at: IntArray) -> SiteEntries:
+    """Return the entries with the indexes ``at`` (ascending) alone; the arrays of ``entries`` fit together."""
+    full = np.isin(entries.full_index, at)
+    return SiteEntries(
+        entries.scale_exp,
+        entries.positions[at],
+        entries.parity[at],
+        np.searchsorted(at, entries.full_index[full]),
+        entries.full_values[full],
+    )
 
 
 def fingerprint_change(positions: IntArray, before: DoubleArray, after: DoubleArray) -> int:

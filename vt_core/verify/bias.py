@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from vt_core.numerics import Grid, Tolerance
+from vt_core.numerics import Grid, Tolerance, count_decisions
 from vt_core.numerics.grid import DoubleArray, FloatArray, lattice_index, lattice_value, round_array
 from vt_core.numerics.scale import HAIR, absolute_part, stepped
 
@@ -63,12 +63,19 @@ class Uses:
     pushed: float
 
 
-def uses(x: FloatArray, used: DoubleArray, tolerance: Tolerance, scale_exp: int, grid: Grid) -> Uses:
+def uses(x: FloatArray, used: FloatArray, tolerance: Tolerance, scale_exp: int, grid: Grid) -> Uses:
     """Count what accepted entries were used for.
 
-    ``x`` (1-d, float64 or float32) are the auditor's values at the entries before rounding, ``used`` (float64, same
+    ``x`` (1-d, float64 or float32) are the auditor's values at the entries before rounding, ``used`` (same dtype and
     shape) the grid values that were used, ``scale_exp`` the exponent ``e`` of tau. Non-finite ``x`` do not count.
     """
+    decisions, flipped, rest = count_decisions(x, used, tolerance, scale_exp, grid)
+    others = exact_uses(x[rest], used[rest].astype(np.float64), tolerance, scale_exp, grid)
+    return replace(others, decisions=others.decisions + decisions, flipped=others.flipped + flipped)
+
+
+def exact_uses(x: FloatArray, used: DoubleArray, tolerance: Tolerance, scale_exp: int, grid: Grid) -> Uses:
+    """Do as :func:`uses` by its definition, in NumPy; ``used`` is float64."""
     grid = stepped(grid, tolerance, scale_exp)
     finite = np.isfinite(x) & ~np.isnan(used)
     x, used, kind = x[finite], used[finite], x.dtype.type

@@ -13,12 +13,23 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vt_core.engine.rounding import AuditorRounding, Place
 from vt_core.engine.scale import Bound
-from vt_core.numerics import Grid, OpClass, RoundingFinding, Tolerance, TolerancePolicy, auditor_round_, fingerprint
+from vt_core.numerics import (
+    Grid,
+    OpClass,
+    RoundingFinding,
+    Tolerance,
+    TolerancePolicy,
+    are_places,
+    auditor_round_,
+    fingerprint,
+    values_at,
+)
 from vt_core.verify.bias import uses
 
 _MOST_SITES = 4  # the first difference of fingerprints and the first entry at fault are among them
@@ -71,11 +82,12 @@ class StrictRounding(AuditorRounding):
         if entries is None or not entries.positions.size:
             super().inexact(x, op_class, bound, place)
             return
-        at = entries.positions[(entries.positions >= 0) & (entries.positions < x.numel())]
-        where = torch.from_numpy(at).to(x.device)
-        before = x.detach().reshape(-1)[where].cpu().numpy()  # indexing copies
+        at = entries.positions
+        if not are_places(at, x.numel()):
+            at = np.unique(at[(at >= 0) & (at < x.numel())])
+        before = values_at(x, at)
         super().inexact(x, op_class, bound, place)
-        used = x.detach().reshape(-1)[where].to(torch.float64).cpu().numpy()
+        used = values_at(x, at)
         tolerance = self.policy.at(op_class, bound.growth)
         self.uses[op_class].update(asdict(uses(before, used, tolerance, self.scale_exp, self.grid)))
 
