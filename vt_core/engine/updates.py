@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vt_core.engine.canonical import apply_form
 from vt_core.numerics import Grid, _jit_optimizers, correctly_rounded_sqrt, fingerprint, round_plain_
-from vt_core.numerics.plan import grid_params
+from vt_core.numerics.plan import grid_params, plan_for
 
 _LIBRARY = torch.library.Library("vt", "DEF")  # type: ignore[no-untyped-call]
 # shrink: 1 - lr * weight_decay; value: -lr / (1 - beta1**step); bias2: sqrt(1 - beta2**step). None: no such term.
@@ -145,17 +145,18 @@ def _compiled(name: str, arguments: dict[str, Any], targets: list[Tensor], grid:
     flat = {key: _flat(arguments[key]) for key in ("grad", *_WRITTEN[name])}
     scalars = {key: value for key, value in arguments.items() if key not in _TENSORS}
     decay = scalars.pop("weight_decay")
+    params, tame = _constants(grid, targets[0].dtype)
     if name == "adam":
         found = _jit_optimizers.adam(
             flat["param"], flat["grad"], flat["exp_avg"], flat["exp_avg_sq"], flat["max_exp_avg_sq"],
-            decay=decay, params=_params(grid), **scalars,
+            decay=decay, params=params, tame=tame, **scalars,
         )  # fmt: skip
     else:
         momentum = scalars["momentum"]
         found = _jit_optimizers.sgd(
             flat["param"], flat["grad"], flat["momentum_buffer"], maximize=scalars["maximize"], decay=decay,
             momentum=None if scalars["first"] else momentum, weight=scalars["weight"],
-            nesterov=momentum if scalars["nesterov"] else None, step=-scalars["lr"], params=_params(grid),
+            nesterov=momentum if scalars["nesterov"] else None, step=-scalars["lr"], params=params, tame=tame,
         )  # fmt: skip
     for tensor, key in zip(targets, [k for k in _WRITTEN[name] if flat[k] is not None], strict=True):
         if not tensor.is_contiguous():
@@ -169,10 +170,11 @@ def _flat(x: Tensor | None) -> Any:
 
 
 @functools.lru_cache
-def _params(grid: Grid) -> _jit_optimizers.GridParams:
+def _constants(grid: Grid, compute: torch.dtype) -> tuple[_jit_optimizers.GridParams, _jit_optimizers.Tame | None]:
+    """Return ``params`` and ``tame`` of the compiled loops."""
     if (grid.precision, grid.emin, grid.emax) == (24, -126, 127):
-        return None
-    return grid_params(grid)
+        return None, None
+    return grid_params(grid), _jit_optimizers.tame_constants(plan_for(grid, None, compute).ints)
 
 
 def _check(arguments: dict[str, Any], compute: torch.dtype) -> None:
