@@ -233,7 +233,7 @@ def _collect(x: Any, mask: Any, index: Any, begin: Any, positions: Any, values: 
 
 
 @compiled
-def _fingerprint(y: Any, start: Any) -> Any:
+def block_fingerprint(y: Any, start: Any) -> Any:
     """Fingerprint of grid values whose first has the row-major index ``start``, modulo 2**64."""
     total = np.uint64(0)
     factor = (np.uint64(2) * np.uint64(start) + np.uint64(1)) * _FACTOR
@@ -247,7 +247,7 @@ def _fingerprint(y: Any, start: Any) -> Any:
 @compiled
 def fingerprint(address: Any, start: Any, stop: Any, floats: Any) -> Any:
     """Fingerprint, modulo 2**64, of the grid values from ``start`` to ``stop``."""
-    return _fingerprint(carray(pointer(address), stop, floats.dtype)[start:stop], start)
+    return block_fingerprint(carray(pointer(address), stop, floats.dtype)[start:stop], start)
 
 
 @compiled
@@ -262,7 +262,7 @@ def plain(address: Any, start: Any, stop: Any, ints: Any, floats: Any, params: A
             block[:] = save[: block.size]
             _round_wild(block, params)
         if want_fingerprint:
-            total += _fingerprint(block, begin)
+            total += block_fingerprint(block, begin)
     return total
 
 
@@ -299,7 +299,7 @@ def auditor(address: Any, start: Any, stop: Any, ints: Any, floats: Any, params:
             block[:] = save[: block.size]
             _audit_wild(block, floats, params)
         if want_fingerprint:
-            total += _fingerprint(block, begin)
+            total += block_fingerprint(block, begin)
     return total
 
 
@@ -355,7 +355,7 @@ def trainer(
                 _round_wild(block, params)
         dense = (count - before) * 32 > block.size
         if want_fingerprint:
-            total += _fingerprint(block, begin)
+            total += block_fingerprint(block, begin)
     return count, stop, total
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vt_core.numerics._jit import _fingerprint
+from vt_core.numerics._jit import block_fingerprint
 from vt_core.numerics._jit_base import BLOCK, EXPONENT, LIMIT, SHIFT, SMALLEST, bits_of, both, compiled_ieee, larger
 from vt_core.numerics._jit_rounding import rnd
 from vt_core.numerics._jit_rounding import tame as rnd_tame
@@ -167,11 +167,11 @@ def _adam(
             _copy(old[2], square)
             _copy(old[3], bound)
             _adam_block(x, d, mean, square, bound, params, None, *scalars)
-        sum_p += _fingerprint(x, begin)
-        sum_m += _fingerprint(mean, begin)
-        sum_v += _fingerprint(square, begin)
+        sum_p += block_fingerprint(x, begin)
+        sum_m += block_fingerprint(mean, begin)
+        sum_v += block_fingerprint(square, begin)
         if top is not None:
-            sum_top += _fingerprint(bound, begin)
+            sum_top += block_fingerprint(bound, begin)
     return sum_p, sum_m, sum_v, sum_top
 
 
@@ -192,9 +192,9 @@ def _sgd(p: Any, g: Any, b: Any, start: Any, stop: Any, params: Any, tame: Any, 
             _copy(old[0], x)
             _copy(old[1], buffer)
             _sgd_block(x, d, buffer, params, None, *scalars)
-        sum_p += _fingerprint(x, begin)
+        sum_p += block_fingerprint(x, begin)
         if b is not None:
-            sum_b += _fingerprint(buffer, begin)
+            sum_b += block_fingerprint(buffer, begin)
     return sum_p, sum_b
 
 
