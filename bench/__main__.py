@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernels, machine
-from bench.compare import compare
+from bench.compare import BY_NAME, compare
 from bench.workloads import WORKLOADS
 
 QUICK = ("kernels", "digits", "gpt2_nano", "resnet18")
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     parser.add_argument("--rounds", type=int, help="turns of each mode (default 3, quick 2)")
     parser.add_argument("--per-turn", type=int, help="steps of a turn (default 2, quick 1)")
+    parser.add_argument("--compute", choices=BY_NAME, default="all", help="float32 is that onto a bfloat16 grid")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     rounds, per_turn = given.rounds or (2 if given.quick else 3), given.per_turn or (1 if given.quick else 2)
@@ -51,7 +52,7 @@ def main() -> None:
     peaks = machine.peaks()
     rows: list[dict[str, Any]] = machine.rows(peaks)
     for name in names:
-        parts = [kernels.rows()] if name == "kernels" else compare(name, rounds, per_turn, peaks)
+        parts = [kernels.rows()] if name == "kernels" else compare(name, rounds, per_turn, peaks, given.compute)
         for part in parts:
             rows += part
             given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

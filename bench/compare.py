@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.turns import Child
-from bench.workloads import WORKLOADS
 
 # Processes that run side by side; each group has the baseline it is compared with.
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -17,6 +16,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("plain64", "logged-audit", "exact-audit"),
 )
 LOW: tuple[tuple[str, ...], ...] = (("plain32", "low"), ("plain32", "low-audit"))
+BY_NAME = {"all": (*GROUPS, *LOW), "float64": GROUPS, "float32": LOW}
 LABELS = {
     "plain32": "plain float32 training",
     "plain64": "plain float64 training",
@@ -31,10 +31,15 @@ LABELS = {
 Row = dict[str, Any]
 
 
-def compare(workload: str, rounds: int, per_turn: int, peaks: dict[str, float]) -> Iterator[list[Row]]:
-    """Run all modes of a workload and yield its rows, group by group; every turn is ``per_turn`` steps."""
+def compare(
+    workload: str, rounds: int, per_turn: int, peaks: dict[str, float], compute: str = "all"
+) -> Iterator[list[Row]]:
+    """Run the modes of a workload and yield its rows, group by group; every turn is ``per_turn`` steps.
+
+    ``compute`` is one of BY_NAME.
+    """
     with tempfile.TemporaryDirectory(prefix="vt-bench-") as folder:
-        for group in (*GROUPS, *(LOW if WORKLOADS[workload].low else ())):
+        for group in BY_NAME[compute]:
             yield _group(workload, group, rounds, per_turn, folder, peaks)
 
 

@@ -16,7 +16,6 @@ class Workload:
     args: dict[str, Any]
     data: str  # "cifar", "text" or "none"
     train: dict[str, Any] = field(default_factory=dict)
-    low: bool = True  # also in float32 onto bfloat16: a step of GPT-2 124M has 31 million log entries there, 17 may be
 
 
 WORKLOADS = {
@@ -29,7 +28,6 @@ WORKLOADS = {
         "vt_core.jobs.cifar_resnet:CifarResNetJob",
         {"depth": 50, "batch_size": 32, "lr": 0.02},
         "cifar",
-        low=False,
     ),
     "gpt2_nano": Workload(
         "vt_core.jobs.gpt2_text:Gpt2TextJob", {"size": "nano", "tokens": "byte", "batch_size": 8, "block": 64}, "text"
@@ -38,7 +36,6 @@ WORKLOADS = {
         "vt_core.jobs.gpt2_text:Gpt2TextJob",
         {"size": "124M", "tokens": "byte", "batch_size": 8, "block": 64},
         "text",
-        low=False,
     ),
 }
 

@@ -103,15 +103,15 @@ def scale_floors(name: str, arguments: dict[str, Any], outputs: int) -> tuple[fl
         factor = abs(float(arguments.get("alpha", 1)))  # addmm and its kin scale the product
         return (_finite(factor * _product(arguments[a], arguments[b])),) * outputs
     if name in ("sum", "mean", "cumsum") and arguments["self"].is_floating_point():
-        return (_sum(arguments["self"], outputs_numel=None, mean=name == "mean"),) * outputs
+        x = arguments["self"]
+        return (_sum(x, None, name == "mean", max_magnitude(x)),) * outputs
     if name == "convolution_backward":
         grad = arguments["grad_output"]
-        by_weight = _product(grad, arguments["weight"])
-        by_input = _product(grad, arguments["input"])
-        return (by_weight, by_input, _sum(grad, outputs_numel=grad.shape[1], mean=False))[:outputs]
+        largest = max_magnitude(grad)
+        by_weight, by_input = (_finite(largest * max_magnitude(arguments[key])) for key in ("weight", "input"))
+        return (by_weight, by_input, _sum(grad, grad.shape[1], False, largest))[:outputs]
     if name in _NORM_BACKWARD:
-        largest = max_magnitude(arguments[_NORM_BACKWARD[name]])
-        return (0.0,) + (largest,) * (outputs - 1)
+        return (0.0,) + (max_magnitude(arguments[_NORM_BACKWARD[name]]),) * (outputs - 1)
     return (0.0,) * outputs
 
 
@@ -119,9 +119,8 @@ def _product(a: Tensor, b: Tensor) -> float:
     return _finite(max_magnitude(a) * max_magnitude(b))
 
 
-def _sum(x: Tensor, outputs_numel: int | None, mean: bool) -> float:
+def _sum(x: Tensor, outputs_numel: int | None, mean: bool, largest: float) -> float:
     """A term's size, times sqrt(terms) / 64 for long sums, whose rounding errors add up like a random walk."""
-    largest = max_magnitude(x)
     terms = max(1, x.numel() // (outputs_numel or 1))
     if mean:
         return _finite(largest / terms)
