@@ -36,12 +36,14 @@ from vt_core.numerics._jit_base import (
     minus,
     plus,
     pointer,
+    trailing_zeros,
 )
 from vt_core.numerics._jit_rounding import binade_of, rnd, tame
 
 # Where something in a block may have to be logged, the place is narrowed down to parts.
 PART = 64
 
+_TO_BITS = np.uint64(0x0102040810204080)  # times eight bytes that are 0 or 1: their bits in the highest byte
 _FACTOR = np.uint64(0x9E3779B1)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
@@ -157,20 +159,35 @@ def _signs_tame(x: Any, ints: Any, floats: Any) -> Any:
 
 
 @compiled
-def _flag_tame(x: Any, mask: Any, ints: Any, floats: Any) -> Any:
-    """Put into ``mask`` which elements of a tame block the trainer logs, as 0 or 1; return top."""
+def _flag_tame(x: Any, mask: Any, ints: Any, floats: Any) -> None:
+    """Put into ``mask`` which elements of a tame block the trainer logs, as 0 or 1."""
     exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
-    rtol, absolute, zero_rule = floats[RTOL], floats[ABSOLUTE], floats[ZERO_RULE]
+    for i in range(x.size):
+        v = x[i]
+        mask[i] = _is_logged(v, tame(v, exponent, smallest, shift), exponent, smallest, shift, floats)
+
+
+@compiled
+def _flag_and_round_tame(x: Any, save: Any, mask: Any, ints: Any, floats: Any) -> Any:
+    """Do as ``_round_tame`` and ``_flag_tame`` in one pass."""
+    exponent, smallest, shift = ints[EXPONENT], ints[SMALLEST], ints[SHIFT]
     top = smallest
     for i in range(x.size):
         v = x[i]
+        save[i] = v
         top = larger(top, both(bits_of(v), exponent))
-        a = abs(v)
-        tau = a * rtol + absolute
-        straddles = tame(v - tau, exponent, smallest, shift) != tame(v + tau, exponent, smallest, shift)
-        spoken = (tame(v, exponent, smallest, shift) != 0.0) | (a > tau * zero_rule)
-        mask[i] = straddles & spoken
+        y = tame(v, exponent, smallest, shift)
+        mask[i] = _is_logged(v, y, exponent, smallest, shift, floats)
+        x[i] = y
     return top
+
+
+@compiled
+def _is_logged(v: Any, y: Any, exponent: Any, smallest: Any, shift: Any, floats: Any) -> Any:
+    a = abs(v)
+    tau = a * floats[RTOL] + floats[ABSOLUTE]
+    straddles = tame(v - tau, exponent, smallest, shift) != tame(v + tau, exponent, smallest, shift)
+    return straddles & ((y != 0.0) | (a > tau * floats[ZERO_RULE]))
 
 
 @compiled
@@ -219,17 +236,25 @@ def _flag_wild(x: Any, mask: Any, floats: Any, params: Any) -> None:
 
 
 @compiled
-def _collect(x: Any, mask: Any, index: Any, begin: Any, positions: Any, values: Any) -> Any:
-    """Copy the elements of a block whose mask is 1; return how many. ``index`` has room for one more."""
-    count = np.uint64(0)
-    for i in range(x.size):
-        index[count] = i
-        count += np.uint64(mask[i])
-    found = index[:count]
-    for k in range(found.size):
-        positions[k] = begin + found[k]
-        values[k] = x[np.uint64(found[k])]
-    return np.int64(count)
+def _collect(x: Any, mask: Any, begin: Any, positions: Any, values: Any) -> Any:
+    """Copy the elements of a block whose mask is 1; return how many.
+
+    Eight bytes of the mask, which has room for a multiple of 64, become eight bits at a time.
+    """
+    mask[x.size : (x.size + 63) & ~63] = 0
+    words = mask.view(np.uint64)
+    count = 0
+    for at in range(0, x.size, 64):
+        bits = np.uint64(0)
+        for k in range(8):
+            bits |= ((words[(at >> 3) + k] * _TO_BITS) >> np.uint64(56)) << np.uint64(8 * k)
+        while bits:
+            i = at + np.int64(trailing_zeros(bits))
+            bits &= bits - np.uint64(1)
+            positions[count] = begin + i
+            values[count] = x[i]
+            count += 1
+    return count
 
 
 @compiled
@@ -322,7 +347,7 @@ def trainer(
     block, are full), and the fingerprint modulo 2**64.
     """
     x = carray(pointer(address), stop, floats.dtype)
-    save, mask, index = np.empty(BLOCK, x.dtype), np.empty(BLOCK, ints.dtype), np.empty(BLOCK + 1, np.int32)
+    save, mask = np.empty(BLOCK, x.dtype), np.empty(BLOCK, np.uint8)
     total = np.uint64(0)
     count = 0
     dense = False  # where nearly every block has something to log, trying whether it has does not pay
@@ -332,27 +357,25 @@ def trainer(
             return count, begin, total
         saved = save[: block.size]
         before = count
-        rounded = False
-        if not dense:
+        nothing = False
+        if dense:
+            top = _flag_and_round_tame(block, saved, mask, ints, floats)
+        else:
             top, signs = _train_tame(block, saved, ints, floats)
-            rounded = top <= ints[LIMIT]
-            if not rounded:
-                block[:] = saved
-            elif signs >= 0:
-                for at in range(0, block.size, PART):
-                    part = saved[at : at + PART]
-                    if _signs_tame(part, ints, floats) >= 0:
-                        _flag_tame(part, mask, ints, floats)
-                        count += _collect(part, mask, index, begin + at, positions[count:], values[count:])
-        if not rounded:
-            tame = _flag_tame(block, mask, ints, floats) <= ints[LIMIT]
-            if not tame:
-                _flag_wild(block, mask, floats, params)
-            count += _collect(block, mask, index, begin, positions[count:], values[count:])
-            if tame:
-                _round_tame(block, saved, ints)
-            else:
-                _round_wild(block, params)
+            nothing = signs < 0
+        is_tame = top <= ints[LIMIT]
+        if not is_tame:
+            block[:] = saved
+            _flag_wild(block, mask, floats, params)
+            _round_wild(block, params)
+        if dense or not is_tame:
+            count += _collect(saved, mask, begin, positions[count:], values[count:])
+        elif not nothing:
+            for at in range(0, block.size, PART):
+                part = saved[at : at + PART]
+                if _signs_tame(part, ints, floats) >= 0:
+                    _flag_tame(part, mask, ints, floats)
+                    count += _collect(part, mask, begin + at, positions[count:], values[count:])
         dense = (count - before) * 32 > block.size
         if want_fingerprint:
             total += block_fingerprint(block, begin)
