@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.plain import plain_steps
 from bench.shares import Shares
-from bench.turns import Turns, answer
+from bench.turns import WARM_UP, Turns, answer
 from bench.workloads import WORKLOADS, location
 from vt_core.engine.rounding import Place, TrainerRounding
 from vt_core.engine.rounding_log import entropy_floor_bits
@@ -72,10 +72,12 @@ def plain(job: Any, dataset: Any, spec: Any, dtype: torch.dtype) -> dict[str, An
     counter = FlopCounterMode(display=False)
     with counter:
         loss = next(steps)
+    for _ in range(WARM_UP - 1):
+        loss = next(steps)
     turns = Turns()
     answer("ready")
     turns.wait()
-    for step in range(2, spec.steps + 1):
+    for step in range(WARM_UP + 1, spec.steps + 1):
         loss = next(steps)
         turns.step_done(step == spec.steps)
     return {"loss": float(loss), "flops": counter.get_total_flops()}
@@ -88,10 +90,10 @@ def verified(session: Session, folder: Path) -> dict[str, Any]:
     initial = train_segment(session, 0, None, folder / "0")
 
     def progress(step: int, loss: float) -> None:
-        if step == 1:  # the first step allocates: not counted, for all modes alike
+        if step == WARM_UP:
             answer("ready")
             turns.wait()
-        else:
+        elif step > WARM_UP:
             turns.step_done(step == last)
         shares.between_steps(step, last)
 
@@ -144,10 +146,10 @@ def replay(session: Session, folder: Path) -> dict[str, Any]:
     start: tuple[SegmentRecord, Path] | None = None
 
     def progress(step: int) -> None:
-        if step == 1:
+        if step == WARM_UP:
             answer("ready")
             turns.wait()
-        elif step > 1:
+        elif step > WARM_UP:
             turns.step_done(step == last)
 
     for index in (0, 1):

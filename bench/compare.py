@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.turns import Child
+from bench.turns import WARM_UP, Child
 
 # Processes that run side by side; each group has the baseline it is compared with.
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -46,8 +46,7 @@ def compare(
 def _group(
     workload: str, group: Sequence[str], rounds: int, per_turn: int, folder: str, peaks: dict[str, float]
 ) -> list[Row]:
-    # Two steps more than are counted: the first allocates, and in the last one is looked for shares.
-    steps = 2 + rounds * per_turn
+    steps = WARM_UP + rounds * per_turn + 1  # in the last one is looked for shares
     children: dict[str, Child] = {}
     try:
         for mode in group:

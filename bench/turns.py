@@ -17,10 +17,12 @@ from typing import Any
 from vt_core.engine.profiles import environment_for
 
 ROOT = Path(__file__).resolve().parent.parent
+WARM_UP = 2
+"""Steps that are not counted: they allocate, and may compile (an optimizer's second step is not its first)."""
 
 
 class Turns:
-    """The child's side: call :meth:`wait` before the first step and :meth:`step_done` after each."""
+    """The child's side: call :meth:`wait` after the first steps and :meth:`step_done` after each."""
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
         """``settle`` ends work that goes on in the background; its time belongs to the turn."""
