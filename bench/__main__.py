@@ -41,12 +41,14 @@ def main() -> None:
     parser.add_argument("--per-turn", type=int, help="steps of a turn (default 2, quick 1)")
     parser.add_argument("--compute", choices=BY_NAME, default="all", help="float32 is that onto a bfloat16 grid")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--keep", action="store_true", help="keep what the file has of other figures")
     given = parser.parse_args()
     rounds, per_turn = given.rounds or (2 if given.quick else 3), given.per_turn or (1 if given.quick else 2)
     names = given.workloads or (QUICK if given.quick else FULL)
     for name in names:
         if name != "kernels" and name not in WORKLOADS:
             parser.error(f"unknown workload {name!r}: choose from kernels, {', '.join(WORKLOADS)}")
+    others = json.loads(given.out.read_text(encoding="utf-8")) if given.keep and given.out.exists() else []
     began = time.perf_counter()
     print("# peaks of this machine", file=sys.stderr, flush=True)
     peaks = machine.peaks()
@@ -55,10 +57,17 @@ def main() -> None:
         parts = [kernels.rows()] if name == "kernels" else compare(name, rounds, per_turn, peaks, given.compute)
         for part in parts:
             rows += part
-            given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write(given.out, rows, others)
     for row in rows:
         print(line(row))
     print(f"# {time.perf_counter() - began:.0f} s; written to {given.out}", file=sys.stderr)
+
+
+def write(path: Path, rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Write ``rows``, and those of ``others`` that measure something else."""
+    measured = {(row["workload"], row["figure"], row["baseline"]) for row in rows}
+    kept = [row for row in others if (row["workload"], row["figure"], row["baseline"]) not in measured]
+    path.write_text(json.dumps(kept + rows, indent=1) + "\n", encoding="utf-8")
 
 
 def line(row: dict[str, Any]) -> str:

@@ -237,7 +237,7 @@ CASES: dict[str, Case] = {
     "leaves-large": Case("257 MiB", lambda: bytes(257 * MIB), _leaves, False),
     "record-sites": Case("step with 2^18 sites", lambda: _sites(1 << 18), _record),
     "record-more-sites": Case("step with 85 M sites", lambda: _sites(85_000_000), _record, False),
-    "record-entries": Case("step with 2^24 entries", lambda: _entries(1 << 24), _record),
+    "record-entries": Case("step with 2^26 entries", lambda: _entries(1 << 26), _record),
     "log-steps": Case("log of 1 M steps", lambda: _steps(1_000_000), _log),
     "log-more-steps": Case("log of 20 M steps", lambda: _steps(20_000_000), _log, False),
     "checkpoint": Case("65536 tensors, header of 16 MB", lambda: _tensors(65_536, 180), _checkpoint),
