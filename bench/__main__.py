@@ -8,6 +8,7 @@ examples:
   python -m bench --quick            small models and the kernels, under ten minutes
   python -m bench                    with ResNet-50 (batch 32) and GPT-2 124M (8 x 64): needs 20 GB of memory
   python -m bench resnet18 --rounds 5
+  python -m bench resnet18 --compute float32 --keep
   python -m bench kernels            the kernels alone
 """
 

@@ -129,5 +129,8 @@ def test_a_tolerance_that_is_too_narrow_is_not_called_fraud(job: str, folder: Pa
     assert {"step", "site", "op", "module", "element"} <= set(place)
     if "unlogged" in verdict["message"]:  # an entry may also name the auditor's own value, without a reason to be there
         assert place["trainer_value"] != place["auditor_value"]
-    # 1 is missed by next to nothing: an auditor's value on a boundary, as sums of few bfloat16 products are.
-    assert 1.0 <= float.fromhex(place["distance"]) <= 65.0
+    distance = float.fromhex(place["distance"])
+    assert 1.0 <= distance <= 65.0
+    # An entry that names the auditor's own value, which lies exactly two tolerances from a boundary (sums of few
+    # bfloat16 products may), is explained by any divergence of more than 1: that limit is what is told.
+    assert distance > 1.0 or place["trainer_value"] == place["auditor_value"]

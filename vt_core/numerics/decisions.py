@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from vt_core.numerics import _jit_entries
+from vt_core.numerics.dispatch import REFERENCE_ONLY
 from vt_core.numerics.grid import FloatArray, Grid, IntArray
 from vt_core.numerics.kernels import flat_memory, in_pieces
 from vt_core.numerics.plan import plan_for
@@ -44,7 +43,7 @@ def count_decisions(
     shape) the grid values that were used, ``scale_exp`` the exponent ``e`` of tau. The third result are the indexes of
     the entries that were left out, few but for hostile logs: they need a closer look.
     """
-    if os.environ.get("VT_REFERENCE_KERNELS") == "1":
+    if REFERENCE_ONLY:
         return 0, 0, np.arange(x.size)
     plan = plan_for(grid, tolerance, torch.float64 if x.dtype == np.float64 else torch.float32)
     site, rest = plan.at(scale_exp), np.empty(x.size, np.bool_)

@@ -16,11 +16,11 @@ from vt_core.numerics.policy import Tolerance
 from vt_core.numerics.result import AuditorResult, SiteEntries, TrainerResult
 
 # Read once: a look into the environment takes as long as rounding a thousand elements.
-_REFERENCE_ONLY = os.environ.get("VT_REFERENCE_KERNELS") == "1"
+REFERENCE_ONLY = os.environ.get("VT_REFERENCE_KERNELS") == "1"
 
 
 def _use_kernels(x: Tensor) -> bool:
-    return x.is_cpu and not _REFERENCE_ONLY
+    return x.is_cpu and not REFERENCE_ONLY
 
 
 def round_to_grid_(x: Tensor, grid: Grid) -> None:
